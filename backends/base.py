@@ -1,0 +1,274 @@
+"""The backend interface: the ops an architecture is written against, and the batch they run on.
+
+An architecture's ``forward(ops, w, config)`` is written once. A backend either runs the ops as
+they are called (``reference``) or records them once and replays them (``cpu``), so ``forward``
+must not branch on values, only on ``config``. It never sees paging or quantization.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Attention",
+    "Backend",
+    "Batch",
+    "Forward",
+    "KVLayer",
+    "KVPool",
+    "Memory",
+    "Ops",
+    "PAGE_SIZE",
+    "Program",
+    "RawTensor",
+    "Role",
+    "Rope",
+    "Tensor",
+    "Weight",
+]
+
+#: Tokens in one KV page. Attention walks pages in order, so this is part of the numeric contract.
+PAGE_SIZE = 32
+
+Tensor: TypeAlias = Any  # an activation, [n_tokens, width]; only the backend looks inside
+Weight: TypeAlias = Any  # what Backend.upload returned
+Role: TypeAlias = Literal["matrix", "embedding", "vector"]
+F32: TypeAlias = npt.NDArray[np.float32]
+I32: TypeAlias = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class RawTensor:
+    """A tensor as the file holds it: ``data`` is uint8 ``[n_rows, row_bytes]``, zero-copy.
+
+    ``key`` identifies the bytes (file tensor and row range), so that a tensor used twice, e.g. as
+    embedding and as output head, is stored once.
+    """
+
+    key: str
+    type: int  # ggml type id
+    shape: tuple[int, ...]  # rows first; a vector has one dimension
+    data: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """Rotary position embedding (arXiv:2104.09864) with every scaling rule already applied.
+
+    Pair ``i`` of a head turns by ``position * inv_freq[i]``; the result is multiplied by ``mscale``
+    (YaRN's attention factor). ``inv_freq`` is float32 ``[n_rot / 2]``; dimensions past ``n_rot`` pass
+    through. ``interleaved`` pairs (2i, 2i+1), else (i, i + n_rot/2).
+    """
+
+    inv_freq: F32
+    interleaved: bool
+    mscale: float = 1.0
+
+    @property
+    def n_rot(self) -> int:
+        return 2 * len(self.inv_freq)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Causal grouped-query attention: ``softcap * tanh(scale * q·k / softcap)``, softmax, ``·v``.
+
+    Query head h reads KV head ``h // (n_heads // n_kv_heads)``. ``window`` w > 0: position i sees
+    positions j with ``i - w < j <= i``.
+    """
+
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    scale: float
+    softcap: float = 0.0
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class KVLayer:
+    """What one attention layer stores per token. ``window`` tells the pool what it may forget."""
+
+    n_kv_heads: int
+    head_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the memory the backend computes in."""
+
+    total: int
+    free: int
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One step's work, packed. A row is a sequence with n >= 1 query tokens: a prefill chunk, a
+    decode and a draft verification are the same thing.
+
+    Attributes:
+        tokens: int32 [n_tokens], rows one after another.
+        positions: int32 [n_tokens], each token's position for rope.
+        row_start: int32 [n_rows + 1], row r owns tokens ``row_start[r]:row_start[r + 1]``.
+        n_past: int32 [n_rows], tokens of the row's sequence already in its pages.
+        pages: int32 [n_rows, max_pages], the row's page ids in order, padded with -1. They cover
+            ``n_past`` and the new tokens.
+        outputs: int32 [n_outputs], ascending indexes into ``tokens`` whose logits are wanted.
+    """
+
+    tokens: I32
+    positions: I32
+    row_start: I32
+    n_past: I32
+    pages: I32
+    outputs: I32
+
+    @property
+    def n_tokens(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def n_rows(self) -> int:
+        return len(self.n_past)
+
+    @classmethod
+    def pack(cls, rows: Sequence[tuple[Sequence[int], int, Sequence[int], Sequence[int]]]) -> Batch:
+        """Build a batch from ``(tokens, n_past, pages, outputs)`` rows.
+
+        ``outputs`` are indexes into that row's tokens; positions follow ``n_past``.
+        """
+        starts = np.cumsum([0] + [len(r[0]) for r in rows], dtype=np.int32)
+        width = max((len(r[2]) for r in rows), default=0)
+        pages = np.full((len(rows), width), -1, np.int32)
+        for i, r in enumerate(rows):
+            pages[i, : len(r[2])] = r[2]
+
+        def cat(parts: list[npt.NDArray[Any]]) -> I32:
+            return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
+
+        return cls(
+            tokens=cat([np.asarray(r[0], np.int32) for r in rows]),
+            positions=cat([np.arange(r[1], r[1] + len(r[0])) for r in rows]),
+            row_start=starts,
+            n_past=np.array([r[1] for r in rows], np.int32),
+            pages=pages,
+            outputs=cat([np.asarray(r[3], np.int32) + starts[i] for i, r in enumerate(rows)]),
+        )
+
+
+class Ops(Protocol):
+    """The ops at LLM grain. Activations are ``[n_tokens, width]`` float32 to the architecture."""
+
+    def embed(self, weight: Weight, scale: float = 1.0) -> Tensor:
+        """Rows of ``weight`` [n_vocab, n_embd] for the batch's tokens, times ``scale``."""
+        ...
+
+    def linear(
+        self, x: Tensor, *weights: Weight, bias: Sequence[Weight | None] | None = None
+    ) -> tuple[Tensor, ...]:
+        """``x @ w.T + b`` for each weight [n_out, n_in]; they share one pass over ``x``."""
+        ...
+
+    def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        """Root-mean-square norm times ``weight`` (arXiv:1910.07467), over groups of ``len(weight)``
+        values: a weight as long as the row norms the row, one of head_dim norms each head."""
+        ...
+
+    def rope(self, x: Tensor, head_dim: int, rope: Rope) -> Tensor:
+        """Rotate each head of ``x`` [n_tokens, n_heads * head_dim] by its token's position."""
+        ...
+
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, spec: Attention) -> Tensor:
+        """Write ``k`` and ``v`` to the layer's pages, then attend: [n_tokens, n_heads * head_dim]."""
+        ...
+
+    def glu(self, gate: Tensor, up: Tensor, act: Literal["silu", "gelu"]) -> Tensor:
+        """``act(gate) * up`` (arXiv:2002.05202); gelu is the tanh approximation."""
+        ...
+
+    def add(self, x: Tensor, y: Tensor) -> Tensor: ...
+
+    def scale(self, x: Tensor, factor: float) -> Tensor: ...
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """Only the rows of ``batch.outputs``: what follows runs on [n_outputs, width]."""
+        ...
+
+    def logits(self, x: Tensor, weight: Weight, softcap: float = 0.0) -> Tensor:
+        """``x @ weight.T``, then ``softcap * tanh(· / softcap)`` if softcap > 0: forward's result."""
+        ...
+
+
+#: forward(ops) with weights and config bound; returns what ``ops.logits`` returned.
+Forward: TypeAlias = Callable[[Ops], Tensor]
+
+
+class KVPool(abc.ABC):
+    """``n_pages`` pages of ``PAGE_SIZE`` tokens for every layer; page ids index all layers at once."""
+
+    n_pages: int
+    page_bytes: int  # over all layers
+
+    @abc.abstractmethod
+    def copy_page(self, src: int, dst: int) -> None:
+        """Copy one page in every layer (copy-on-write)."""
+
+    @abc.abstractmethod
+    def export_page(self, page: int) -> bytes:
+        """The page's bytes, for a swap or disk tier of the same backend and KV type."""
+
+    @abc.abstractmethod
+    def import_page(self, page: int, data: bytes) -> None:
+        """Restore what :meth:`export_page` gave."""
+
+
+class Program(abc.ABC):
+    """A forward pass bound to weights and a KV pool."""
+
+    n_vocab: int
+
+    @abc.abstractmethod
+    def run(self, batch: Batch) -> F32:
+        """Run one step; returns logits float32 [n_outputs, n_vocab], valid until the next run."""
+
+
+class Backend(abc.ABC):
+    """A place where tensors live and programs run. Not thread-safe: one engine thread drives it."""
+
+    name: str
+    #: KV page types this backend stores, the default first.
+    kv_types: tuple[str, ...]
+
+    @abc.abstractmethod
+    def memory(self) -> Memory: ...
+
+    @abc.abstractmethod
+    def upload(self, tensor: RawTensor, role: Role) -> Weight:
+        """Take a tensor. ``vector``s become float32; matrices keep the file's codes and scales.
+
+        Raises:
+            UnsupportedModelError: no kernel for this type.
+            OutOfMemoryError: it does not fit.
+        """
+
+    @abc.abstractmethod
+    def new_kv(self, layers: Sequence[KVLayer], n_pages: int, kv_type: str | None = None) -> KVPool: ...
+
+    @abc.abstractmethod
+    def prepare(self, forward: Forward, kv: KVPool, n_ctx: int) -> Program:
+        """Bind ``forward`` to ``kv``; positions stay below ``n_ctx``."""
+
+    @abc.abstractmethod
+    def describe(self) -> Mapping[str, Any]:
+        """Facts for ``edgerun doctor`` and the startup line: ISA, threads, device."""
+
+    def close(self) -> None:
+        """Free threads and memory; the backend is unusable afterwards."""
+        return None

@@ -1,0 +1,263 @@
+"""The native CPU backend: matrices interleaved for the instruction set at load, a forward pass
+recorded once, one native call a step on a persistent thread pool.
+
+``EDGERUN_ISA`` forces an instruction set (``edgerun doctor`` lists them); a row's logits do not
+depend on it beyond the last bit, and never on the other rows of a batch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+
+from edgerun.backends import base
+from edgerun.backends import cpu_abi as abi
+from edgerun.backends.cpu_grids import ensure_grids
+from edgerun.backends.cpu_recorder import MatrixHandle, Recorder, VectorHandle, lower
+from edgerun.errors import BackendError, BackendUnavailableError, OutOfMemoryError, UnsupportedModelError
+
+__all__ = ["CPUBackend", "default_threads"]
+
+_F32, _F16 = 0, 1
+_MAX_CPU_THREADS = 256
+
+
+def default_threads() -> int:
+    """Physical cores this process may run on, at most its cgroup's CPU quota, at least 1."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    physical = psutil.cpu_count(logical=False) or allowed or 1
+    quota = _cgroup_cpus()
+    return max(1, min(physical, allowed or 1, quota or physical))
+
+
+def _cgroup_cpus() -> int | None:
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as f:
+            quota, period = f.read().split()
+        return None if quota == "max" else max(1, int(quota) // int(period))
+    except (OSError, ValueError):
+        return None
+
+
+class CPUBackend(base.Backend):
+    """See the module's docstring.
+
+    Args:
+        threads: workers including the calling thread; ``None`` = :func:`default_threads`.
+        isa: instruction set; ``None`` = ``EDGERUN_ISA``, else the best this machine runs.
+
+    Raises:
+        BackendUnavailableError: no native library, or the instruction set is not to be had.
+    """
+
+    name = "cpu"
+    kv_types = ("f16", "f32")
+
+    def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
+        self._so = abi.native()
+        ensure_grids()
+        wanted = isa or os.environ.get("EDGERUN_ISA") or ""
+        self._isa = self._so.er_isa(wanted.encode())
+        if not self._isa:
+            raise BackendUnavailableError(
+                f"instruction set {wanted!r} is not available here; "
+                f"EDGERUN_ISA may be one of: {', '.join(abi.isa_names())}"
+            )
+        self.isa: str = self._so.er_isa_name(self._isa).decode()
+        self.threads = min(max(1, threads or default_threads()), _MAX_CPU_THREADS)
+        self._pool = self._so.er_pool_new(self.threads)
+        if not self._pool:
+            raise OutOfMemoryError(f"cannot start {self.threads} threads; pass a smaller --threads")
+        self._weights: dict[str, MatrixHandle | VectorHandle] = {}
+        self._owned: list[tuple[str, int]] = []
+        self._close = weakref.finalize(self, _free_all, self._so, self._pool, self._owned)
+
+    def memory(self) -> base.Memory:
+        vm = psutil.virtual_memory()
+        return base.Memory(total=vm.total, free=vm.available)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"isa": self.isa, "threads": self.threads}
+
+    def upload(self, tensor: base.RawTensor, role: base.Role) -> MatrixHandle | VectorHandle:
+        key = f"{role == 'vector'}:{tensor.key}"
+        if key not in self._weights:
+            take = self._vector if role == "vector" else self._matrix
+            self._weights[key] = take(tensor)
+        return self._weights[key]
+
+    def _vector(self, tensor: base.RawTensor) -> VectorHandle:
+        if tensor.type == _F32:
+            values = tensor.data.reshape(-1).view(np.float32).copy()
+        else:
+            from edgerun.gguf.blocks import dequantize
+
+            values = np.ascontiguousarray(dequantize(tensor.data, tensor.type), np.float32).reshape(-1)
+        # Kernels read whole vectors of sixteen past the end of short weights.
+        padded = np.zeros(len(values) + 16, np.float32)
+        padded[: len(values)] = values
+        return VectorHandle(padded.ctypes.data, len(values), padded)
+
+    def _matrix(self, tensor: base.RawTensor) -> MatrixHandle:
+        n_rows, n_cols = tensor.shape
+        if not self._so.er_isa_has_type(self._isa, int(tensor.type)):
+            raise UnsupportedModelError(
+                f"tensor {tensor.key}: the cpu backend has no kernel for type {tensor.type}; "
+                "convert the model to a supported quantization, e.g. Q4_K_M or Q8_0"
+            )
+        data = np.ascontiguousarray(tensor.data)
+        no_memory = ctypes.c_int(0)
+        ptr = self._so.er_weight_new(
+            self._pool, self._isa, int(tensor.type), n_rows, n_cols, data.ctypes.data,
+            data.shape[-1], ctypes.byref(no_memory),
+        )  # fmt: skip
+        if not ptr:
+            if no_memory.value:
+                raise OutOfMemoryError(
+                    f"no memory for tensor {tensor.key} ({data.nbytes / 1e6:.0f} MB): "
+                    "close other programs or choose a smaller model"
+                )
+            raise UnsupportedModelError(
+                f"tensor {tensor.key}: {n_cols} columns do not suit type {tensor.type}"
+            )
+        self._owned.append(("er_weight_free", ptr))
+        return MatrixHandle(ptr, n_rows, n_cols)
+
+    def new_kv(
+        self, layers: Sequence[base.KVLayer], n_pages: int, kv_type: str | None = None
+    ) -> CPUKVPool:
+        kv_type = kv_type or self.kv_types[0]
+        if kv_type not in abi.KV_TYPES:
+            raise BackendError(f"KV type {kv_type!r} is not one of: {', '.join(abi.KV_TYPES)}")
+        n_kv = (ctypes.c_int32 * len(layers))(*(x.n_kv_heads for x in layers))
+        dims = (ctypes.c_int32 * len(layers))(*(x.head_dim for x in layers))
+        ptr = self._so.er_kv_new(abi.KV_TYPES[kv_type], len(layers), n_kv, dims, n_pages)
+        if not ptr:
+            raise OutOfMemoryError(f"no memory for a KV cache of {n_pages} pages: lower n_ctx")
+        self._owned.append(("er_kv_free", ptr))
+        return CPUKVPool(self._so, ptr, n_pages, kv_type)
+
+    def prepare(self, forward: base.Forward, kv: base.KVPool, n_ctx: int) -> CPUProgram:
+        assert isinstance(kv, CPUKVPool)
+        recorder = Recorder()
+        forward(recorder)
+        program = lower(recorder)
+        code = (abi.Instr * len(program.code))(*program.code)
+        widths = (ctypes.c_int32 * len(program.widths))(*program.widths)
+        ptr = self._so.er_program_new(
+            self._isa, self._pool, code, len(program.code), widths, len(program.widths), kv.ptr,
+            program.logits,
+        )  # fmt: skip
+        if not ptr:
+            raise OutOfMemoryError("no memory for the recorded program")
+        self._owned.append(("er_program_free", ptr))
+        n_vocab = program.widths[program.logits]
+        ropes = [_RopeCache(r, n_ctx) for r in program.ropes]
+        return CPUProgram(self._so, ptr, n_vocab, ropes, len(program.code))
+
+    def close(self) -> None:
+        self._weights.clear()
+        self._close()
+
+
+def _free_all(so: ctypes.CDLL, pool: int, owned: list[tuple[str, int]]) -> None:
+    """Programs go before the pool and pages they use: last in, first out."""
+    for free, ptr in reversed(owned):
+        getattr(so, free)(ptr)
+    owned.clear()
+    so.er_pool_free(pool)
+
+
+class CPUKVPool(base.KVPool):
+    """Pages in one block of memory; a page holds its tokens for all layers."""
+
+    def __init__(self, so: ctypes.CDLL, ptr: int, n_pages: int, kv_type: str) -> None:
+        self._so = so
+        self.ptr = ptr
+        self.n_pages = n_pages
+        self.kv_type = kv_type
+        self.page_bytes = so.er_kv_page_bytes(ptr)
+
+    def _page(self, page: int) -> int:
+        if not 0 <= page < self.n_pages:
+            raise IndexError(f"page {page} of a pool of {self.n_pages}")
+        return int(self._so.er_kv_page(self.ptr, page))
+
+    def copy_page(self, src: int, dst: int) -> None:
+        ctypes.memmove(self._page(dst), self._page(src), self.page_bytes)
+
+    def export_page(self, page: int) -> bytes:
+        return ctypes.string_at(self._page(page), self.page_bytes)
+
+    def import_page(self, page: int, data: bytes) -> None:
+        if len(data) != self.page_bytes:
+            raise ValueError(f"a page has {self.page_bytes} bytes, not {len(data)}")
+        ctypes.memmove(self._page(page), data, self.page_bytes)
+
+
+class _RopeCache:
+    """cos and sin by position, float32 [n_pos, n_rot]: cosines, then sines; grows on demand."""
+
+    def __init__(self, rope: base.Rope, n_ctx: int) -> None:
+        self._rope = rope
+        self._n_ctx = n_ctx
+        self._table = np.zeros((0, rope.n_rot), np.float32)
+
+    def upto(self, n_pos: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+        have = len(self._table)
+        if n_pos > have:
+            size = min(max(n_pos, 2 * have, 1024), max(self._n_ctx, n_pos))
+            pos = np.arange(have, size, dtype=np.float32)[:, None]
+            angle = (pos * self._rope.inv_freq[None, :].astype(np.float32)).astype(np.float64)
+            new = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * self._rope.mscale
+            self._table = np.concatenate([self._table, new.astype(np.float32)])
+        return self._table
+
+
+class CPUProgram(base.Program):
+    """A recorded forward pass."""
+
+    def __init__(
+        self, so: ctypes.CDLL, ptr: int, n_vocab: int, ropes: list[_RopeCache], n_phases: int
+    ) -> None:
+        self._so = so
+        self._ptr = ptr
+        self.n_vocab = n_vocab
+        self.n_phases = n_phases
+        self._ropes = ropes
+
+    def run(self, batch: base.Batch) -> base.F32:
+        arrays = [
+            np.ascontiguousarray(a, np.int32)
+            for a in (batch.tokens, batch.positions, batch.row_start, batch.n_past, batch.pages,
+                      batch.outputs)
+        ]  # fmt: skip
+        if len(arrays[1]) != len(arrays[0]) or len(arrays[2]) != batch.n_rows + 1:
+            raise BackendError("the batch's arrays disagree in length")
+        view = abi.BatchView(
+            *(a.ctypes.data for a in arrays),
+            batch.n_tokens, batch.n_rows, len(batch.outputs), batch.pages.shape[1],
+        )  # fmt: skip
+        n_pos = int(arrays[1].max(initial=0)) + 1
+        keep = [r.upto(n_pos) for r in self._ropes]
+        tables = (abi.RopeTable * max(1, len(keep)))(
+            *(abi.RopeTable(t.ctypes.data, t.shape[0], t.shape[1]) for t in keep)
+        )
+        error = self._so.er_program_run(self._ptr, ctypes.byref(view), tables, len(keep))
+        if error:
+            text = error.decode()
+            raise OutOfMemoryError(text) if text == "out of memory" else BackendError(text)
+        n = len(batch.outputs)
+        if n == 0:
+            return np.zeros((0, self.n_vocab), np.float32)
+        stride = self._so.er_program_logits_stride(self._ptr)
+        ptr = ctypes.cast(
+            self._so.er_program_logits(self._ptr), ctypes.POINTER(ctypes.c_float)
+        )
+        return np.ctypeslib.as_array(ptr, (n, stride))[:, : self.n_vocab]

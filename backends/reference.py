@@ -1,0 +1,319 @@
+"""Plain numpy in float32 over dequantized blocks: slow, always there, the judge of the others.
+
+Every op runs when it is called. Sums that decide accuracy (norms, rope angles) are float64;
+matrix products are the BLAS's float32, so results may differ in the last bits with batch shape.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+
+from edgerun.backends.base import (
+    PAGE_SIZE,
+    Attention,
+    Backend,
+    Batch,
+    Forward,
+    KVLayer,
+    KVPool,
+    Memory,
+    Program,
+    RawTensor,
+    Role,
+    Rope,
+)
+from edgerun.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedModelError
+from edgerun.gguf import GGMLType, dequantize
+
+__all__ = ["ReferenceBackend"]
+
+F32 = npt.NDArray[np.float32]
+_KV_DTYPES: dict[str, type[np.floating[Any]]] = {"f32": np.float32, "f16": np.float16}
+
+
+class ReferenceBackend(Backend):
+    """numpy on the CPU. Matrices are kept in float32: four bytes a weight."""
+
+    name = "reference"
+    kv_types = ("f32", "f16")
+
+    def __init__(self) -> None:
+        self._weights: dict[str, F32] = {}
+
+    def memory(self) -> Memory:
+        vm = psutil.virtual_memory()
+        return Memory(total=vm.total, free=vm.available)
+
+    def upload(self, tensor: RawTensor, role: Role) -> F32:
+        """Decode a tensor once per ``tensor.key``: float32 of ``tensor.shape``."""
+        weight = self._weights.get(tensor.key)
+        if weight is None:
+            self._reserve(4 * math.prod(tensor.shape), f"tensor '{tensor.key}'")
+            try:
+                weight = dequantize(tensor.data, GGMLType(tensor.type)).reshape(tensor.shape)
+            except UnsupportedModelError as e:
+                raise UnsupportedModelError(f"tensor '{tensor.key}': {e}") from None
+            self._weights[tensor.key] = weight
+        return weight
+
+    def new_kv(
+        self, layers: Sequence[KVLayer], n_pages: int, kv_type: str | None = None
+    ) -> ReferenceKV:
+        kind = kv_type or self.kv_types[0]
+        if kind not in _KV_DTYPES:
+            raise BackendError(
+                f"kv_type '{kind}' is not one of the reference backend's: {', '.join(_KV_DTYPES)}"
+            )
+        dtype = np.dtype(_KV_DTYPES[kind])
+        token = sum(2 * layer.n_kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+        self._reserve(token * PAGE_SIZE * n_pages, f"a KV pool of {n_pages} pages")
+        return ReferenceKV(layers, n_pages, dtype)
+
+    def prepare(self, forward: Forward, kv: KVPool, n_ctx: int) -> ReferenceProgram:
+        if not isinstance(kv, ReferenceKV):
+            raise BackendError(
+                f"the reference backend needs its own KV pool, not {type(kv).__name__}"
+            )
+        return ReferenceProgram(forward, kv, n_ctx)
+
+    def describe(self) -> Mapping[str, Any]:
+        return {"backend": self.name, "device": "CPU", "isa": "numpy", "numpy": np.__version__}
+
+    def close(self) -> None:
+        self._weights.clear()
+
+    def _reserve(self, size: int, what: str) -> None:
+        free = self.memory().free
+        if size > free:
+            raise OutOfMemoryError(
+                f"{what} needs {size / 2**20:.0f} MiB in float32, but {free / 2**20:.0f} MiB are "
+                "free: use the cpu backend, a smaller model or a smaller n_ctx"
+            )
+
+
+class ReferenceKV(KVPool):
+    """Per layer, keys and values: [n_pages, PAGE_SIZE, n_kv_heads, head_dim]."""
+
+    def __init__(self, layers: Sequence[KVLayer], n_pages: int, dtype: np.dtype[Any]) -> None:
+        self.n_pages = n_pages
+        self.keys: list[npt.NDArray[Any]] = []
+        self.values: list[npt.NDArray[Any]] = []
+        for layer in layers:
+            shape = (n_pages, PAGE_SIZE, layer.n_kv_heads, layer.head_dim)
+            self.keys.append(np.zeros(shape, dtype))
+            self.values.append(np.zeros(shape, dtype))
+        self.page_bytes = sum(a[0].nbytes for a in self._arrays()) if n_pages else 0
+
+    def _arrays(self) -> list[npt.NDArray[Any]]:
+        return [*self.keys, *self.values]
+
+    def copy_page(self, src: int, dst: int) -> None:
+        for a in self._arrays():
+            a[dst] = a[src]
+
+    def export_page(self, page: int) -> bytes:
+        return b"".join(a[page].tobytes() for a in self._arrays())
+
+    def import_page(self, page: int, data: bytes) -> None:
+        if len(data) != self.page_bytes:
+            raise BackendError(f"a KV page is {self.page_bytes} bytes, not {len(data)}")
+        pos = 0
+        for a in self._arrays():
+            part = np.frombuffer(data, a.dtype, a[page].size, pos)
+            a[page] = part.reshape(a[page].shape)
+            pos += part.nbytes
+
+
+class ReferenceProgram(Program):
+    def __init__(self, forward: Forward, kv: ReferenceKV, n_ctx: int) -> None:
+        self._forward = forward
+        self._kv = kv
+        self._n_ctx = n_ctx
+        empty = Batch.pack([])
+        self.n_vocab = int(forward(_NumpyOps(empty, kv)).shape[1])
+
+    def run(self, batch: Batch) -> F32:
+        """One step.
+
+        Raises:
+            RequestError: a token id outside the vocabulary.
+            BackendError: a position at or past ``n_ctx``, or a row without a page for one of its
+                tokens. Nothing was written then.
+        """
+        if len(batch.positions) and int(batch.positions.max()) >= self._n_ctx:
+            raise BackendError(
+                f"position {int(batch.positions.max())} is past the context of {self._n_ctx} tokens"
+            )
+        # Overflow to inf is the caller's to detect: the engine fails that request alone.
+        with np.errstate(over="ignore", invalid="ignore"):
+            logits: F32 = self._forward(_NumpyOps(batch, self._kv))
+        return logits
+
+
+@dataclass(frozen=True, eq=False)
+class _Row:
+    """A row's place in the batch and where its tokens go."""
+
+    span: slice  # of the batch's tokens
+    n_past: int
+    n_total: int
+    pages: npt.NDArray[np.int32]  # as many as n_total needs
+    page: npt.NDArray[np.int64]  # of each new token
+    slot: npt.NDArray[np.int64]
+
+
+def _rows(batch: Batch) -> list[_Row]:
+    rows = []
+    for r in range(batch.n_rows):
+        start, stop = int(batch.row_start[r]), int(batch.row_start[r + 1])
+        n_past = int(batch.n_past[r])
+        n_total = n_past + stop - start
+        pages = batch.pages[r, : -(-n_total // PAGE_SIZE)]
+        where = np.arange(n_past, n_total)
+        if len(pages) * PAGE_SIZE < n_total or (pages[n_past // PAGE_SIZE :] < 0).any():
+            raise BackendError(f"row {r} has {n_total} tokens but pages {pages.tolist()}")
+        rows.append(
+            _Row(
+                slice(start, stop),
+                n_past,
+                n_total,
+                pages,
+                pages[where // PAGE_SIZE].astype(np.int64),
+                where % PAGE_SIZE,
+            )
+        )
+    return rows
+
+
+class _NumpyOps:
+    """Ops on numpy arrays, for one batch."""
+
+    def __init__(self, batch: Batch, kv: ReferenceKV) -> None:
+        self._batch = batch
+        self._kv = kv
+        self._rows = _rows(batch)
+        self._turns: dict[Rope, tuple[F32, F32]] = {}
+
+    def embed(self, weight: F32, scale: float = 1.0) -> F32:
+        tokens = self._batch.tokens
+        bad = tokens[(tokens < 0) | (tokens >= len(weight))]
+        if len(bad):
+            raise RequestError(
+                f"token id {int(bad[0])} is outside the vocabulary of {len(weight)} tokens"
+            )
+        rows: F32 = weight[tokens] * np.float32(scale)
+        return rows
+
+    def linear(
+        self, x: F32, *weights: F32, bias: Sequence[F32 | None] | None = None
+    ) -> tuple[F32, ...]:
+        biases: Sequence[F32 | None] = bias if bias is not None else [None] * len(weights)
+        products = [x @ w.T for w in weights]
+        return tuple(y if b is None else y + b for y, b in zip(products, biases, strict=True))
+
+    def rms_norm(self, x: F32, weight: F32, eps: float) -> F32:
+        groups = x.reshape(len(x), -1, len(weight)) if x.size else x.reshape(0, 1, len(weight))
+        mean = np.mean(np.square(groups, dtype=np.float64), axis=-1, keepdims=True)
+        normed = groups * (1.0 / np.sqrt(mean + eps)).astype(np.float32)
+        scaled: F32 = (normed * weight).reshape(x.shape)
+        return scaled
+
+    def rope(self, x: F32, head_dim: int, rope: Rope) -> F32:
+        if rope not in self._turns:  # by identity: layers share the object
+            angles = self._batch.positions[:, None] * rope.inv_freq.astype(np.float64)
+            self._turns[rope] = (
+                (np.cos(angles) * rope.mscale).astype(np.float32)[:, None],
+                (np.sin(angles) * rope.mscale).astype(np.float32)[:, None],
+            )
+        cos, sin = self._turns[rope]
+        n_heads = x.shape[1] // head_dim
+        heads = x.reshape(len(x), n_heads, head_dim)
+        half = rope.n_rot // 2
+        if rope.interleaved:
+            first, second = slice(0, rope.n_rot, 2), slice(1, rope.n_rot, 2)
+        else:
+            first, second = slice(0, half), slice(half, rope.n_rot)
+        out: F32 = heads.copy()
+        a, b = heads[:, :, first], heads[:, :, second]
+        out[:, :, first] = a * cos - b * sin
+        out[:, :, second] = a * sin + b * cos
+        return out.reshape(x.shape)
+
+    def attention(self, q: F32, k: F32, v: F32, layer: int, spec: Attention) -> F32:
+        keys, values = self._kv.keys[layer], self._kv.values[layer]
+        shape = (-1, spec.n_kv_heads, spec.head_dim)
+        out = np.empty_like(q)
+        for row in self._rows:
+            keys[row.page, row.slot] = k[row.span].reshape(shape)
+            values[row.page, row.slot] = v[row.span].reshape(shape)
+            out[row.span] = _attend(q[row.span], keys, values, row, spec)
+        return out
+
+    def glu(self, gate: F32, up: F32, act: Literal["silu", "gelu"]) -> F32:
+        y: F32
+        if act == "silu":
+            e = np.exp(-np.abs(gate))  # never overflows
+            y = gate * (np.where(gate >= 0, np.float32(1), e) / (1 + e))
+        else:
+            z = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
+            y = np.float32(0.5) * gate * (1 + np.tanh(z))
+        return y * up
+
+    def add(self, x: F32, y: F32) -> F32:
+        return x + y
+
+    def scale(self, x: F32, factor: float) -> F32:
+        y: F32 = x * np.float32(factor)
+        return y
+
+    def outputs(self, x: F32) -> F32:
+        return x[self._batch.outputs]
+
+    def logits(self, x: F32, weight: F32, softcap: float = 0.0) -> F32:
+        return _soft_cap(x @ weight.T, softcap)
+
+
+def _soft_cap(x: F32, cap: float) -> F32:
+    return np.float32(cap) * np.tanh(x / np.float32(cap)) if cap > 0 else x
+
+
+def _attend(
+    q: F32, keys: npt.NDArray[Any], values: npt.NDArray[Any], row: _Row, spec: Attention
+) -> F32:
+    """One row's attention: q [n, n_heads * head_dim] against its pages."""
+    n, group = len(q), spec.n_heads // spec.n_kv_heads
+    first = 0  # the first page any of these tokens sees
+    if spec.window:
+        first = max(0, row.n_past - spec.window + 1) // PAGE_SIZE
+    start = first * PAGE_SIZE
+    n_seen = row.n_total - start
+    pages = row.pages[first:]
+
+    def gather(pool: npt.NDArray[Any]) -> F32:  # [n_kv_heads, n_seen, head_dim]
+        flat = pool[pages].reshape(-1, spec.n_kv_heads, spec.head_dim)[:n_seen]
+        return np.ascontiguousarray(flat.swapaxes(0, 1), np.float32)
+
+    # Query heads of one KV head lie together: [n_kv_heads, group * n, head_dim].
+    heads = q.reshape(n, spec.n_kv_heads, group, spec.head_dim).transpose(1, 2, 0, 3)
+    heads = np.ascontiguousarray(heads).reshape(spec.n_kv_heads, group * n, spec.head_dim)
+    scores = np.matmul(heads, gather(keys).swapaxes(1, 2)) * np.float32(spec.scale)
+    scores = _soft_cap(scores, spec.softcap).reshape(spec.n_kv_heads, group, n, n_seen)
+    i = np.arange(row.n_past, row.n_total)[:, None]
+    j = np.arange(start, row.n_total)[None, :]
+    hidden = j > i
+    if spec.window:
+        hidden |= j <= i - spec.window
+    scores = np.where(hidden, np.float32(-np.inf), scores)
+    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    scores /= scores.sum(axis=-1, keepdims=True)
+    scores = scores.reshape(spec.n_kv_heads, group * n, n_seen)
+    out = np.matmul(scores, gather(values)).reshape(spec.n_kv_heads, group, n, spec.head_dim)
+    tokens: F32 = out.transpose(2, 0, 1, 3).reshape(n, -1)
+    return tokens

@@ -1,0 +1,64 @@
+"""The progress bar that commands show while a model is fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from edgerun.errors import printable
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+
+    from edgerun.catalog import Progress
+
+__all__ = ["pull_progress"]
+
+
+@contextlib.contextmanager
+def pull_progress(label: str) -> Iterator[Progress | None]:
+    """A callback that draws a bar on stderr, from its first call on; ``None`` off a terminal.
+
+    rich is imported by that first call: a model that is already here costs nothing.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    bar: RichProgress | None = None
+
+    def report(done: int, total: int | None) -> None:
+        nonlocal bar
+        if bar is None:
+            bar = _bar()
+            bar.add_task("pulling " + printable(label, 60).replace("[", "\\["), total=total)
+            bar.start()
+        bar.update(bar.task_ids[0], completed=done, total=total)
+
+    try:
+        yield report
+    finally:
+        if bar is not None:
+            bar.stop()
+
+
+def _bar() -> RichProgress:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+    )

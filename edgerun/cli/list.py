@@ -1,0 +1,77 @@
+"""``edgerun list``: the models by name, what they need, and which are here."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edgerun.catalog import Entry
+    from edgerun.cli import Subparsers
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "list",
+        help="show the models that can be named",
+        description="Show the models that can be named, their size, the memory they need at a "
+        "context of 4096 tokens (an estimate), and where they lie if they are here.",
+    )
+    parser.add_argument("--json", action="store_true", help="as JSON, sizes in bytes")
+
+
+def run(args: argparse.Namespace) -> int:
+    from edgerun import catalog
+
+    entries = catalog.list_models()
+    if args.json:
+        import json
+
+        print(json.dumps([_plain(e) for e in entries], indent=1))
+        return 0
+    rows = [("NAME", "SIZE", "NEEDS", "CONTEXT", "HERE", "NOTES")]
+    rows += [_row(e) for e in entries]
+    widths = [max(len(r[i]) for r in rows) for i in range(5)]
+    for r in rows:
+        cells = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))]
+        print("  ".join([*cells, r[5]]).rstrip())
+    return 0
+
+
+def _row(entry: Entry) -> tuple[str, ...]:
+    from edgerun.errors import printable
+
+    spec = entry.spec
+    here = "pulled" if entry.stored else "in place" if entry.path else ""
+    if not here and entry.partial:
+        here = "partly"
+    return (
+        printable(entry.name),
+        _gigabytes(spec.size if spec else None),
+        _gigabytes(spec.memory() if spec else None),
+        f"{spec.context // 1024}k" if spec and spec.context else "",
+        here,
+        printable(spec.notes) if spec else "",
+    )
+
+
+def _gigabytes(size: int | None) -> str:
+    return "" if size is None else f"{size / 1e9:.2f} GB" if size < 9.95e9 else f"{size / 1e9:.1f} GB"
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    spec = entry.spec
+    return {
+        "name": entry.name,
+        "path": str(entry.path) if entry.path else None,
+        "stored": entry.stored,
+        "partial_bytes": entry.partial,
+        "size": spec.size if spec else None,
+        "memory_4k": spec.memory() if spec else None,
+        "context": spec.context if spec else None,
+        "sources": list(spec.sources) if spec else [],
+        "license": spec.license if spec else "",
+        "notes": spec.notes if spec else "",
+    }

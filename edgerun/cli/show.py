@@ -1,0 +1,146 @@
+"""``edgerun show FILE|MODEL``: what a model file holds."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from edgerun.errors import EdgerunError, printable
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from rich.table import Table
+
+    from edgerun.cli import Subparsers
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    p = subparsers.add_parser(
+        "show",
+        help="what a model file holds",
+        description="Print what a GGUF file holds: sizes, settings, tokenizer, tensor types.",
+        epilog="examples: edgerun show ./model.gguf --tensors; edgerun show smollm2-135m --json",
+    )
+    p.add_argument("model", metavar="FILE|MODEL", help="a GGUF file (any shard), or a model's name")
+    p.add_argument("--tensors", action="store_true", help="list every tensor too")
+    p.add_argument("--metadata", action="store_true", help="list every metadata key too")
+    p.add_argument("--json", action="store_true", help="print one JSON object instead")
+
+
+def run(args: argparse.Namespace) -> int:
+    from edgerun.gguf import GGUFFile
+    from edgerun.gguf.describe import describe
+
+    try:
+        with GGUFFile.open(_path(args.model)) as file:
+            info = describe(file)
+    except EdgerunError as e:
+        if args.json:  # whoever parses stdout gets JSON then, too
+            print(to_json({"error": {"code": e.code, "message": str(e)}}))
+        raise
+    if args.json:
+        print(to_json(info))
+    else:
+        _print(info, tensors=args.tensors, metadata=args.metadata)
+    return 0
+
+
+def _path(model: str) -> Path:
+    from pathlib import Path
+
+    path = Path(model)
+    if path.exists() or model.endswith(".gguf"):
+        return path
+    from edgerun.catalog import resolve
+
+    return resolve(model).path
+
+
+def to_json(value: Any) -> str:
+    """One line of ASCII JSON, in which no control character stands raw."""
+    return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    parts = [("File", _general(info)), ("Hyperparameters", info["hyperparameters"])]
+    parts.append(("Tokenizer", info["tokenizer"]))
+    if metadata:
+        parts.append(("Metadata", {k: _value(v) for k, v in info["metadata"].items()}))
+    for title, rows in parts:
+        if rows:
+            table = _table(title, "", "")
+            for key, value in rows.items():
+                table.add_row(printable(key), printable(_words(value)))
+            console.print(table, "")
+    if info["types"]:
+        table = _table("Tensor types", "type", "tensors", "parameters", "size", right=3)
+        for name, t in info["types"].items():
+            table.add_row(name, str(t["tensors"]), f"{t['params']:,}", _bytes(t["bytes"]))
+        console.print(table)
+    if tensors and info["tensors"]:
+        table = _table("Tensors", "name", "type", "shape", "size", right=2)
+        for t in info["tensors"]:
+            shape = " × ".join(map(str, t["shape"])) or "scalar"
+            table.add_row(printable(t["name"]), t["type"], shape, _bytes(t["nbytes"]))
+        console.print(table)
+
+
+def _table(title: str, *columns: str, right: int = 0) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    header = any(columns)
+    table = Table(
+        title=title,
+        title_justify="left",
+        box=box.SIMPLE_HEAD if header else None,
+        show_header=header,
+        padding=(0, 1),
+    )
+    for i, name in enumerate(columns):
+        justify = "right" if i >= len(columns) - right else "left"
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def _general(info: dict[str, Any]) -> dict[str, Any]:
+    rows = {
+        "name": info["name"],
+        "architecture": info["architecture"],
+        "file type": info["file_type"],
+        "parameters": f"{info['n_params']:,}" if info["n_params"] else None,
+        "bits per weight": info["bits_per_weight"],
+        "size": _bytes(info["size"]),
+        "tensors": info["n_tensors"],
+        "GGUF version": info["version"],
+        "path": info["path"] if len(info["files"]) == 1 else None,
+    }
+    for i, f in enumerate(info["files"] if len(info["files"]) > 1 else []):
+        rows[f"file {i + 1}"] = f["path"]
+    return {k: v for k, v in rows.items() if v is not None}
+
+
+def _value(entry: dict[str, Any]) -> str:
+    if "value" in entry:
+        return _words(entry["value"])
+    return f"{entry['type']}: {', '.join(map(str, entry['first']))}, …"
+
+
+def _words(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _bytes(n: int) -> str:
+    size = float(n)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{n} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.2f} GiB"

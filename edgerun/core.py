@@ -1,0 +1,280 @@
+"""The frozen value types that cross layers: what is asked, and what comes back."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from edgerun.errors import RequestError
+
+__all__ = [
+    "DEFAULT_SAMPLERS",
+    "Chunk",
+    "Completion",
+    "FinishReason",
+    "SamplingParams",
+    "Timings",
+    "TokenLogprob",
+    "Usage",
+]
+
+#: llama.cpp's default chain, in its order. ``penalties`` and ``dry`` look at earlier tokens, the
+#: middle ones drop candidates, ``temperature`` comes last.
+DEFAULT_SAMPLERS = (
+    "penalties",
+    "dry",
+    "top_n_sigma",
+    "top_k",
+    "typ_p",
+    "top_p",
+    "min_p",
+    "xtc",
+    "temperature",
+)
+
+
+class FinishReason(str, enum.Enum):
+    """Why a generation ended; the values are OpenAI's where they have one."""
+
+    STOP = "stop"  # an end-of-generation token or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"  # cancelled by the caller
+    ERROR = "error"  # this request failed; others go on
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to choose tokens, under llama.cpp's parameter names and with its defaults.
+
+    A setting at its neutral value adds no work to the step. Values out of range raise
+    :class:`~edgerun.errors.RequestError` naming the field.
+
+    Attributes:
+        max_tokens: most tokens to generate; ``None`` = until the context is full.
+        stop: strings that end the text; they are not part of it.
+        ignore_eos: never stop at an end-of-generation token (they are not sampled).
+        temperature: 0 or less = greedy.
+        dynatemp_range, dynatemp_exponent: entropy-driven temperature in ``temperature ± range``.
+        top_k: keep the k likeliest; 0 or less = all.
+        top_p: keep the smallest set with this mass; 1 = all.
+        min_p: drop tokens below this fraction of the likeliest; 0 = none.
+        typical_p: locally typical sampling (arXiv:2202.00666); 1 = off.
+        top_n_sigma: keep logits within n standard deviations of the best; 0 or less = off.
+        xtc_probability, xtc_threshold: "exclude top choices".
+        repeat_last_n: how many of the last tokens, prompt included, ``repeat_penalty`` looks at;
+            0 = none, -1 = all.
+        repeat_penalty: divide positive and multiply negative logits of those tokens; 1 = off.
+        presence_penalty, frequency_penalty: OpenAI's; count generated tokens only.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers:
+            the "don't repeat yourself" sampler; multiplier 0 = off.
+        mirostat: 0 off, 1 or 2 (arXiv:2007.14966); replaces the truncating samplers.
+        mirostat_tau, mirostat_eta: target surprise in nats' base-2 cousin, and learning rate.
+        seed: 64-bit; ``None`` = a fresh one per request.
+        samplers: the chain, in order; names from :data:`DEFAULT_SAMPLERS`.
+        logit_bias: token id -> addend.
+        logprobs: return this many alternatives per token; ``None`` = no logprobs, 0 = the token's own.
+        min_keep: truncating samplers leave at least this many candidates.
+    """
+
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    ignore_eos: bool = False
+    temperature: float = 0.8
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = -1
+    dry_sequence_breakers: Sequence[str] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    seed: int | None = None
+    samplers: Sequence[str] = DEFAULT_SAMPLERS
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    min_keep: int = 1
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+_INT_RANGES: dict[str, tuple[int, int]] = {
+    "top_k": (-1, 2**31),
+    "repeat_last_n": (-1, 2**31),
+    "dry_allowed_length": (0, 2**31),
+    "dry_penalty_last_n": (-1, 2**31),
+    "mirostat": (0, 2),
+    "min_keep": (0, 2**31),
+}
+_FLOAT_RANGES: dict[str, tuple[float, float]] = {
+    "temperature": (-1.0, 1000.0),
+    "dynatemp_range": (0.0, 1000.0),
+    "dynatemp_exponent": (0.0, 1000.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "top_n_sigma": (-1.0, 1e6),
+    "xtc_probability": (0.0, 1.0),
+    "xtc_threshold": (0.0, 1.0),
+    "repeat_penalty": (1e-6, 1e6),
+    "presence_penalty": (-100.0, 100.0),
+    "frequency_penalty": (-100.0, 100.0),
+    "dry_multiplier": (0.0, 1e6),
+    "dry_base": (0.0, 1e6),
+    "mirostat_tau": (0.0, 1e6),
+    "mirostat_eta": (0.0, 1e6),
+}
+_INT_OR_NONE: dict[str, tuple[int, int]] = {
+    "max_tokens": (0, 2**63),
+    "seed": (-(2**63), 2**64),
+    "logprobs": (0, 2**31),
+}
+
+
+def _check(p: SamplingParams) -> None:
+    for name, (lo, hi) in _INT_RANGES.items():
+        _check_int(name, getattr(p, name), lo, hi)
+    for name, (lo, hi) in _INT_OR_NONE.items():
+        if getattr(p, name) is not None:
+            _check_int(name, getattr(p, name), lo, hi)
+    for name, (flo, fhi) in _FLOAT_RANGES.items():
+        v = getattr(p, name)
+        if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v):
+            raise RequestError(f"{name} must be a finite number, not {v!r}", param=name)
+        if not flo <= v <= fhi:
+            raise RequestError(f"{name} must be between {flo} and {fhi}, not {v!r}", param=name)
+    for name in ("stop", "dry_sequence_breakers", "samplers"):
+        object.__setattr__(p, name, _strings(name, getattr(p, name)))
+    # An empty stop string would end every text at once: other runtimes did just that.
+    object.__setattr__(p, "stop", tuple(s for s in p.stop if s))
+    for s in p.samplers:
+        if s not in DEFAULT_SAMPLERS:
+            raise RequestError(
+                f"unknown sampler {s!r}; known: {', '.join(DEFAULT_SAMPLERS)}", param="samplers"
+            )
+    for k, v in p.logit_bias.items():
+        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
+            raise RequestError(f"logit_bias keys are token ids, not {k!r}", param="logit_bias")
+        if isinstance(v, bool) or not isinstance(v, (int, float)) or math.isnan(v):
+            raise RequestError(f"logit_bias[{k}] must be a number, not {v!r}", param="logit_bias")
+
+
+def _check_int(name: str, v: Any, lo: int, hi: int) -> None:
+    if isinstance(v, bool) or not isinstance(v, int):
+        raise RequestError(f"{name} must be a whole number, not {v!r}", param=name)
+    if not lo <= v <= hi:
+        raise RequestError(f"{name} must be between {lo} and {hi}, not {v!r}", param=name)
+
+
+def _strings(name: str, v: Any) -> tuple[str, ...]:
+    if isinstance(v, str):
+        return (v,)
+    if not isinstance(v, Sequence) or not all(isinstance(s, str) for s in v):
+        raise RequestError(f"{name} must be a string or a list of strings", param=name)
+    return tuple(v)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One generated token's natural-log probability, before temperature and truncation.
+
+    ``bytes`` are the token's raw bytes (may be part of a character). ``top`` holds the
+    likeliest alternatives, best first.
+    """
+
+    token_id: int
+    bytes: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of one request. ``cached_tokens`` of the prompt came from the prefix cache."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Wall-clock seconds of one request. ``prefill`` ends when the first token is known."""
+
+    queued: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+
+    @property
+    def prefill_per_second(self) -> float:
+        return self.prefill_tokens / self.prefill if self.prefill > 0 else 0.0
+
+    @property
+    def decode_per_second(self) -> float:
+        return self.decode_tokens / self.decode if self.decode > 0 else 0.0
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a streamed answer. ``text`` holds whole characters only and may be empty.
+
+    The last chunk has ``finish_reason`` set, and ``usage`` and ``timings`` with it.
+    """
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+    timings: Timings | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A finished answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+    timings: Timings
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A JSON-ready dict: enums as strings, bytes as lists of ints."""
+
+        def plain(v: Any) -> Any:
+            if isinstance(v, (Usage, Timings, TokenLogprob)):
+                return {f.name: plain(getattr(v, f.name)) for f in fields(v)}
+            if isinstance(v, bytes):
+                return list(v)
+            if isinstance(v, tuple):
+                return [plain(x) for x in v]
+            return str(v) if isinstance(v, FinishReason) else v
+
+        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}

@@ -1,0 +1,126 @@
+"""From sampled tokens to :class:`~edgerun.core.Chunk`: text, stop strings, and the way to the caller."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import Callable
+from typing import TypeAlias
+
+from edgerun.core import Chunk, Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+from edgerun.engine.sampling import Sampled
+from edgerun.text.detok import StreamDetokenizer
+from edgerun.text.tokenizer import Tokenizer
+
+__all__ = ["AsyncMailbox", "Collector", "Delivery", "Mailbox"]
+
+Item: TypeAlias = "Chunk | Exception"
+
+
+class Delivery:
+    """The engine's sink for one request: detokenizes and emits chunks.
+
+    Tokens whose text is still held back (half a character, half a stop string) travel with the
+    next chunk that has text.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, emit: Callable[[Item], None]
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._detok = StreamDetokenizer(tokenizer, stop=params.stop)
+        self._emit = emit
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    def push(self, token: Sampled) -> bool:
+        text = self._detok.push(token.token_id)
+        self._ids.append(token.token_id)
+        if token.logprob is not None:
+            self._logprobs.append(self._logprob(token))
+        if text:
+            self._send(Chunk(text=text))
+        return self._detok.stopped
+
+    def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
+        text = self._detok.flush()
+        self._send(Chunk(text=text, finish_reason=reason, usage=usage, timings=timings))
+
+    def fail(self, error: Exception) -> None:
+        self._emit(error)
+
+    def _send(self, chunk: Chunk) -> None:
+        ids, logprobs = tuple(self._ids), tuple(self._logprobs)
+        self._ids.clear()
+        self._logprobs.clear()
+        self._emit(
+            Chunk(chunk.text, ids, logprobs, chunk.finish_reason, chunk.usage, chunk.timings)
+        )
+
+    def _logprob(self, token: Sampled) -> TokenLogprob:
+        raw = self._tokenizer.token_bytes
+        top = tuple(TokenLogprob(i, raw(i), p) for i, p in token.top or ())
+        assert token.logprob is not None
+        return TokenLogprob(token.token_id, raw(token.token_id), token.logprob, top)
+
+
+class Mailbox:
+    """Chunks from the engine's thread to a blocking reader."""
+
+    def __init__(self) -> None:
+        self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+
+    def put(self, item: Item) -> None:
+        self._items.put(item)
+
+    def get(self) -> Chunk:
+        """The next chunk; raises what ended the request instead of its last chunk."""
+        return _open(self._items.get())
+
+
+class AsyncMailbox:
+    """The same for a coroutine of the loop that was running when it was made."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._items: asyncio.Queue[Item] = asyncio.Queue()
+
+    def put(self, item: Item) -> None:
+        # A loop that has closed has no reader left either.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._items.put_nowait, item)
+
+    async def get(self) -> Chunk:
+        return _open(await self._items.get())
+
+
+def _open(item: Item) -> Chunk:
+    if isinstance(item, Exception):
+        raise item
+    return item
+
+
+class Collector:
+    """Adds chunks up to a :class:`Completion`."""
+
+    def __init__(self, want_logprobs: bool) -> None:
+        self._text: list[str] = []
+        self._ids: list[int] = []
+        self._logprobs: list[TokenLogprob] | None = [] if want_logprobs else None
+
+    def add(self, chunk: Chunk) -> Completion | None:
+        """The completion, once the last chunk is in."""
+        self._text.append(chunk.text)
+        self._ids += chunk.token_ids
+        if self._logprobs is not None:
+            self._logprobs += chunk.logprobs
+        if chunk.finish_reason is None:
+            return None
+        return Completion(
+            text="".join(self._text),
+            token_ids=tuple(self._ids),
+            finish_reason=chunk.finish_reason,
+            usage=chunk.usage or Usage(),
+            timings=chunk.timings or Timings(),
+            logprobs=tuple(self._logprobs) if self._logprobs is not None else None,
+        )

@@ -1,0 +1,8 @@
+"""Sequences, pages, scheduling, sampling and the step loop."""
+
+from edgerun.engine.engine import Engine
+from edgerun.engine.scheduler import Limits
+from edgerun.engine.sequence import Sequence, Sink
+from edgerun.engine.worker import Worker
+
+__all__ = ["Engine", "Limits", "Sequence", "Sink", "Worker"]

@@ -1,0 +1,172 @@
+"""From a model file to something that generates: file, architecture, backend, KV pool, program."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from edgerun import arch
+from edgerun.arch import Architecture, ModelConfig
+from edgerun.backends.base import PAGE_SIZE, Backend, KVPool, Program
+from edgerun.errors import BackendUnavailableError, OutOfMemoryError, RequestError
+from edgerun.gguf import GGUFFile
+from edgerun.text.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["BACKENDS", "LoadedModel", "load", "open_backend"]
+
+log = logging.getLogger(__name__)
+
+#: Names that ``backend=`` takes, best first; "auto" picks the first that works.
+BACKENDS = ("cpu", "reference")
+
+#: Progress of a load: bytes taken over by the backend, bytes in all.
+Progress = Callable[[int, int], None]
+
+_KV_SHARE = 0.5  # of the memory left after the weights, at most, for KV pages
+_SEQUENCES = 4  # full contexts the pool holds, if memory allows
+
+
+@dataclass(eq=False)
+class LoadedModel:
+    """A model bound to a backend, with a KV pool."""
+
+    path: Path
+    metadata: Mapping[str, Any]
+    config: ModelConfig
+    tokenizer: Tokenizer
+    backend: Backend
+    kv: KVPool
+    program: Program
+    n_ctx: int
+    size: int  # bytes of the file(s)
+    n_params: int
+
+
+def open_backend(name: str, threads: int | None = None) -> Backend:
+    """The backend called ``name``; ``auto`` takes the first of :data:`BACKENDS` that works.
+
+    Raises:
+        BackendUnavailableError: it cannot be used on this machine; says why.
+        RequestError: there is no such backend.
+    """
+    if name == "auto":
+        for candidate in BACKENDS:
+            try:
+                return open_backend(candidate, threads)
+            except BackendUnavailableError as e:
+                log.warning("backend %s is not available: %s", candidate, e)
+        raise BackendUnavailableError("no backend works here: see 'edgerun doctor'")
+    if name == "cpu":
+        from edgerun.backends.cpu import CPUBackend
+
+        return CPUBackend(threads)
+    if name == "reference":
+        from edgerun.backends.reference import ReferenceBackend
+
+        return ReferenceBackend()
+    known = ", ".join(("auto", *BACKENDS))
+    raise RequestError(f"unknown backend {name!r}; choose one of: {known}", param="backend")
+
+
+def load(
+    path: Path,
+    backend: Backend,
+    n_ctx: int | None = None,
+    kv_type: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Open a GGUF file on ``backend``.
+
+    Raises:
+        GGUFError, UnsupportedModelError: the file cannot be used; names key or tensor.
+        OutOfMemoryError: weights or KV cache do not fit.
+        RequestError: ``n_ctx`` is out of range.
+    """
+    with GGUFFile.open(path) as file:
+        family = arch.get(file.metadata.get_str("general.architecture"))
+        trained = arch.configure(family, file)
+        n_ctx = _context(family, trained, backend, n_ctx, kv_type, file.size)
+        config = arch.configure(family, file, n_ctx)
+        tokenizer = load_tokenizer(file.metadata, n_embd_rows=config.n_vocab)
+        weights = _upload(family, config, file, backend, progress)
+        n_pages = _pool_pages(family, config, backend, n_ctx, kv_type)
+        kv = backend.new_kv(family.kv_layers(config), n_pages, kv_type)
+        program = backend.prepare(family.bind(weights, config), kv, n_ctx)
+        return LoadedModel(
+            path, file.metadata, config, tokenizer, backend, kv, program, n_ctx, file.size,
+            file.n_params,
+        )  # fmt: skip
+
+
+def _upload(
+    family: Architecture,
+    config: ModelConfig,
+    file: GGUFFile,
+    backend: Backend,
+    progress: Progress | None,
+) -> dict[str, Any]:
+    specs = family.tensors(config)
+    raw = arch.raw_tensors(family.name, specs, file)
+    total = sum({t.key: t.data.nbytes for t in raw.values()}.values())
+    seen: set[str] = set()
+    done = 0
+    weights: dict[str, Any] = {}
+    for name, tensor in raw.items():
+        weights[name] = backend.upload(tensor, specs[name].role)
+        if tensor.key not in seen:
+            seen.add(tensor.key)
+            done += tensor.data.nbytes
+            if progress is not None:
+                progress(done, total)
+    return weights
+
+
+def _token_bytes(family: Architecture, config: ModelConfig, kv_type: str | None) -> int:
+    item = 4 if kv_type == "f32" else 2
+    return sum(2 * x.n_kv_heads * x.head_dim * item for x in family.kv_layers(config))
+
+
+def _context(
+    family: Architecture,
+    config: ModelConfig,
+    backend: Backend,
+    n_ctx: int | None,
+    kv_type: str | None,
+    weight_bytes: int,
+) -> int:
+    """The context asked for, else the trained one as far as memory reaches.
+
+    Raises:
+        OutOfMemoryError: not even 512 tokens fit beside the weights.
+        RequestError: ``n_ctx`` is below 1.
+    """
+    if n_ctx is not None and n_ctx < 1:
+        raise RequestError(f"n_ctx must be at least 1, not {n_ctx}", param="n_ctx")
+    free = backend.memory().free - weight_bytes
+    fits = int(free * _KV_SHARE) // _token_bytes(family, config, kv_type)
+    if n_ctx is None:
+        n_ctx = min(config.n_ctx_train, max(fits, 0))
+        need = min(512, config.n_ctx_train)
+    else:
+        need = n_ctx
+    if fits < need:
+        raise OutOfMemoryError(
+            f"the weights take {weight_bytes / 1e9:.1f} GB and {need} tokens of context "
+            f"{need * _token_bytes(family, config, kv_type) / 1e9:.2f} GB, but only "
+            f"{backend.memory().free / 1e9:.1f} GB are free: close other programs, lower n_ctx, "
+            "or choose a smaller model"
+        )
+    return n_ctx
+
+
+def _pool_pages(
+    family: Architecture, config: ModelConfig, backend: Backend, n_ctx: int, kv_type: str | None
+) -> int:
+    """Pages for several full contexts if memory allows, for one at least."""
+    one = -(-n_ctx // PAGE_SIZE)
+    page = _token_bytes(family, config, kv_type) * PAGE_SIZE
+    affordable = int(backend.memory().free * _KV_SHARE) // page
+    return max(one, min(_SEQUENCES * one, affordable))

@@ -1,0 +1,132 @@
+// capi_program.cpp: the C ABI of backends/cpu.py. Functions that can fail return null or a static message.
+#include <cstdlib>
+#include <cstring>
+#include "api.h"
+#include "program.h"
+
+using namespace er;
+
+// Bumped whenever a struct or signature changes, so that a stale library is noticed at load.
+ER_API int er_abi_version() { return 1; }
+
+// The instruction set `name`, or the best one for null or "". Null: not in this build or not on this machine.
+ER_API const void* er_isa(const char* name) { return name && *name ? find_isa(name) : isas()[0]; }
+ER_API const char* er_isa_name(const void* isa) { return static_cast<const Isa*>(isa)->name; }
+ER_API int er_isa_has_type(const void* isa, int type) { return static_cast<const Isa*>(isa)->linear.find(type) != nullptr; }
+
+ER_API void* er_pool_new(int threads) { return Pool::create(threads); }
+ER_API void er_pool_free(void* pool) { Pool::free(static_cast<Pool*>(pool)); }
+
+namespace {
+struct PackJob {
+  Pool* pool;
+  Weight* w;
+  const uint8_t* src;
+  size_t row_bytes;
+};
+
+void pack_all(void* ctx, int thread) {
+  const PackJob& job = *static_cast<PackJob*>(ctx);
+  const Weight& w = *job.w;
+  const Linear& l = *w.linear;
+  const int K = int(w.n_cols);
+  const size_t tile_bytes = l.tile_bytes(K);
+  const int64_t tiles = (w.n_rows + l.tile_rows - 1) / l.tile_rows;
+  const int64_t step = tiles / 256 + 1;
+  job.pool->next_phase(int((tiles + step - 1) / step));
+  for (int c; (c = job.pool->claim(thread)) >= 0;)
+    for (int64_t t = c * step; t < (c + 1) * step && t < tiles; t++) {
+      const int64_t row = t * l.tile_rows, left = w.n_rows - row;
+      l.pack(job.src + size_t(row) * job.row_bytes, job.row_bytes, int(left < l.tile_rows ? left : l.tile_rows), K,
+             w.data + size_t(t) * tile_bytes);
+    }
+}
+}  // namespace
+
+// Interleave a matrix of `n_rows` file rows. Null: no kernel for the type, or no memory (then *no_memory is 1).
+ER_API void* er_weight_new(void* pool, const void* isa, int type, int64_t n_rows, int64_t n_cols, const uint8_t* src,
+                           size_t row_bytes, int* no_memory) {
+  *no_memory = 0;
+  const Linear* l = static_cast<const Isa*>(isa)->linear.find(type);
+  if (!l || n_cols % l->block_k) return nullptr;
+  Weight* w = make<Weight>();
+  if (w) {
+    *w = {l, n_rows, n_cols, nullptr, 0};
+    w->bytes = size_t((n_rows + l->tile_rows - 1) / l->tile_rows) * l->tile_bytes(int(n_cols));
+    w->data = static_cast<uint8_t*>(alloc_pages(w->bytes + 8192));  // kernels prefetch past the end
+  }
+  if (!w || !w->data) {
+    *no_memory = 1;
+    destroy(w);
+    return nullptr;
+  }
+  PackJob job{static_cast<Pool*>(pool), w, src, row_bytes};
+  job.pool->run(pack_all, &job);
+  return w;
+}
+ER_API void er_weight_free(void* weight) {
+  Weight* w = static_cast<Weight*>(weight);
+  free_pages(w->data, w->bytes + 8192);
+  destroy(w);
+}
+ER_API size_t er_weight_bytes(const void* weight) { return static_cast<const Weight*>(weight)->bytes; }
+
+// A pool of n_pages pages; layer i has n_kv[i] heads of head_dim[i], stored as `type` (KvType).
+ER_API void* er_kv_new(int type, int n_layers, const int32_t* n_kv, const int32_t* head_dim, int n_pages) {
+  Kv* kv = make<Kv>();
+  if (!kv) return nullptr;
+  kv->layers = static_cast<KvLayer*>(calloc(n_layers ? n_layers : 1, sizeof(KvLayer)));
+  kv->n_pages = n_pages;
+  kv->n_layers = n_layers;
+  const size_t item = type == KV_F16 ? 2 : 4;
+  for (int i = 0; kv->layers && i < n_layers; i++) {
+    KvShape& s = kv->layers[i].shape;
+    s.type = type;
+    s.n_kv = n_kv[i];
+    s.head_dim = head_dim[i];
+    s.v_dim = (head_dim[i] + 15) / 16 * 16;
+    s.k_bytes = size_t(s.head_dim) * PAGE * item;
+    s.v_bytes = size_t(s.v_dim) * PAGE * item;
+    kv->layers[i].offset = kv->page_bytes;
+    kv->page_bytes += (s.n_kv * (s.k_bytes + s.v_bytes) + 63) / 64 * 64;
+  }
+  kv->bytes = kv->page_bytes * n_pages;
+  kv->data = kv->layers ? static_cast<uint8_t*>(alloc_pages(kv->bytes)) : nullptr;
+  if (!kv->data) {
+    free(kv->layers);
+    destroy(kv);
+    return nullptr;
+  }
+  return kv;
+}
+ER_API void er_kv_free(void* p) {
+  Kv* kv = static_cast<Kv*>(p);
+  free_pages(kv->data, kv->bytes);
+  free(kv->layers);
+  destroy(kv);
+}
+ER_API size_t er_kv_page_bytes(const void* kv) { return static_cast<const Kv*>(kv)->page_bytes; }
+ER_API void* er_kv_page(void* kv, int page) {
+  Kv* k = static_cast<Kv*>(kv);
+  return k->data + size_t(page) * k->page_bytes;
+}
+
+ER_API void* er_program_new(const void* isa, void* pool, const Instr* code, int n_code, const int32_t* widths, int n_buffers, void* kv,
+                            int logits_buffer) {
+  return Program::create(static_cast<const Isa*>(isa), static_cast<Pool*>(pool), code, n_code, widths, n_buffers, static_cast<Kv*>(kv),
+                         logits_buffer);
+}
+ER_API void er_program_free(void* program) { destroy(static_cast<Program*>(program)); }
+
+// Run one step. Null on success, else a message; then the pages hold nothing new that counts.
+ER_API const char* er_program_run(void* program, const BatchView* batch, const RopeTable* tables, int n_tables) {
+  return static_cast<Program*>(program)->run(*batch, tables, n_tables);
+}
+ER_API const float* er_program_logits(const void* program) { return static_cast<const Program*>(program)->logits(); }
+ER_API int64_t er_program_logits_stride(const void* program) { return static_cast<const Program*>(program)->logits_stride(); }
+
+// For a check at load that both sides agree on the layout.
+ER_API int er_sizeof(int which) {
+  const int sizes[] = {int(sizeof(Instr)), int(sizeof(BatchView)), int(sizeof(RopeTable)), int(sizeof(Prologue)), int(sizeof(LinearOut))};
+  return which >= 0 && which < 5 ? sizes[which] : -1;
+}

@@ -1,0 +1,122 @@
+// dots.h: N dword steps of codes against C columns; the only place where sets with and without a dot-product
+// instruction differ. Column c's 32 int8 of the step lie at a + 32 c.
+//   dots          acc[c] += sum                      dots2         the same for two tiles of plain code bytes,
+//   dots_scaled   acc[c] += sum * scale, per lane    dots2_scaled  interleaved [step][tile]
+// `codes(Int<J>)` gives dword J of all rows. BITS bounds the codes, or is 8 for full bytes.
+#pragma once
+#include "simd_int.h"
+
+#define ER_EACH _Pragma("GCC unroll 16") for (int c = 0; c < C; c++)
+#if defined(__clang__)
+#undef ER_EACH
+#define ER_EACH _Pragma("unroll") for (int c = 0; c < C; c++)
+#endif
+
+namespace er {
+namespace ER_ISA {
+namespace q8 {
+
+#if !defined(ER_ACC16)
+
+// Kernels that differ in BITS alone are one where BITS does not matter.
+constexpr int code_bits(int) { return 8; }
+
+template <int N, int BITS, int C, class F>
+ER_INL void dots(vi (&acc)[C], const F& codes, const uint8_t* a) {
+  steps<0, N>([&](auto j) __attribute__((always_inline)) {
+    const vi u = codes(j);
+    ER_EACH acc[c] = dpb(acc[c], u, a + c * 32 + j.v * 4);
+  });
+}
+
+template <int N, int BITS, int C, class F>
+ER_INL void dots_scaled(vi (&acc)[C], const F& codes, const uint8_t* a, vi scale) {
+  vi sum[C];
+  ER_EACH sum[c] = zero_i();
+  dots<N, BITS>(sum, codes, a);
+  ER_EACH acc[c] = mul_add(acc[c], sum[c], scale);
+}
+
+template <int N, int BITS, int C>
+ER_INL void dots2(vi (&acc)[C][2], const uint8_t* w, const uint8_t* a) {
+  steps<0, N>([&](auto j) __attribute__((always_inline)) {
+    const vi w0 = ldi(w + j.v * 2 * VB), w1 = ldi(w + j.v * 2 * VB + VB);
+    ER_EACH {
+      const vi x = bci(a + c * 32 + j.v * 4);
+      acc[c][0] = dp(acc[c][0], w0, x);
+      acc[c][1] = dp(acc[c][1], w1, x);
+    }
+  });
+}
+
+template <int N, int BITS, int C>
+ER_INL void dots2_scaled(vi (&acc)[C][2], const uint8_t* w, const uint8_t* a, const uint8_t* scale) {
+  vi sum[C][2];
+  ER_EACH sum[c][0] = sum[c][1] = zero_i();
+  dots2<N, BITS>(sum, w, a);
+  const vi s0 = ldi(scale), s1 = ldi(scale + VB);
+  ER_EACH {
+    acc[c][0] = mul_add(acc[c][0], sum[c][0], s0);
+    acc[c][1] = mul_add(acc[c][1], sum[c][1], s1);
+  }
+}
+
+#else
+
+// Steps whose int16 sums cannot overflow: each adds at most 2 * 127 * (2^BITS - 1).
+constexpr int code_bits(int bits) { return bits <= 4 ? 4 : bits; }
+constexpr int steps_in_16(int bits) { return bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1; }
+template <int BITS>
+ER_INL vi products_of(vi u, vi x) {
+  if constexpr (BITS == 8) return products_signed(u, x);
+  else return products(u, x);
+}
+
+template <int N, int BITS, int C, class F>
+ER_INL void dots_scaled(vi (&acc)[C], const F& codes, const uint8_t* a, vi scale) {
+  constexpr int G = steps_in_16(BITS) < N ? steps_in_16(BITS) : N;
+  vi t[C];
+  steps<0, N>([&](auto j) __attribute__((always_inline)) {
+    const vi u = codes(j);
+    ER_EACH {
+      const vi p = products_of<BITS>(u, bci(a + c * 32 + j.v * 4));
+      t[c] = j.v % G == 0 ? p : add16(t[c], p);
+    }
+    if constexpr (j.v % G == G - 1) ER_EACH acc[c] = add32(acc[c], pairs_times(t[c], scale));
+  });
+}
+template <int N, int BITS, int C, class F>
+ER_INL void dots(vi (&acc)[C], const F& codes, const uint8_t* a) { dots_scaled<N, BITS>(acc, codes, a, all16(1)); }
+
+template <int N, int BITS, int C>
+ER_INL void dots2_by(vi (&acc)[C][2], const uint8_t* w, const uint8_t* a, vi s0, vi s1) {
+  constexpr int G = steps_in_16(BITS) < N ? steps_in_16(BITS) : N;
+  vi t[C][2];
+  steps<0, N>([&](auto j) __attribute__((always_inline)) {
+    const vi w0 = ldi(w + j.v * 2 * VB), w1 = ldi(w + j.v * 2 * VB + VB);
+    ER_EACH {
+      const vi x = bci(a + c * 32 + j.v * 4);
+      const vi p0 = products_of<BITS>(w0, x), p1 = products_of<BITS>(w1, x);
+      t[c][0] = j.v % G == 0 ? p0 : add16(t[c][0], p0);
+      t[c][1] = j.v % G == 0 ? p1 : add16(t[c][1], p1);
+    }
+    if constexpr (j.v % G == G - 1) ER_EACH {
+      acc[c][0] = add32(acc[c][0], pairs_times(t[c][0], s0));
+      acc[c][1] = add32(acc[c][1], pairs_times(t[c][1], s1));
+    }
+  });
+}
+template <int N, int BITS, int C>
+ER_INL void dots2(vi (&acc)[C][2], const uint8_t* w, const uint8_t* a) {
+  dots2_by<N, BITS>(acc, w, a, all16(1), all16(1));
+}
+template <int N, int BITS, int C>
+ER_INL void dots2_scaled(vi (&acc)[C][2], const uint8_t* w, const uint8_t* a, const uint8_t* scale) {
+  dots2_by<N, BITS>(acc, w, a, ldi(scale), ldi(scale + VB));
+}
+
+#endif
+
+}  // namespace q8
+}  // namespace ER_ISA
+}  // namespace er

@@ -1,0 +1,88 @@
+// float_impl.h: norms, activations, rope over vec16.h.
+#pragma once
+#include "float_ops.h"
+#include "vec16.h"
+#include "attention_impl.h"
+
+namespace er {
+namespace ER_ISA {
+
+static float sum_squares(const float* x, int n) {
+  v16 a = splat(0), b = splat(0);
+  int i = 0;
+  for (; i + 32 <= n; i += 32) {
+    const v16 p = load(x + i), q = load(x + i + 16);
+    a = fma(p, p, a);
+    b = fma(q, q, b);
+  }
+  for (; i < n; i += 16) {
+    const v16 p = n - i >= 16 ? load(x + i) : load_part(x + i, n - i);
+    a = fma(p, p, a);
+  }
+  return sum16(add(a, b));
+}
+
+static void rms_norm(const float* x, const float* w, int n, int group, float eps, float* out) {
+  for (int g = 0; g < n; g += group) {
+    const float mean = sum_squares(x + g, group) / float(group);
+    const float r = 1.0f / __builtin_sqrtf(mean + eps);
+    int i = 0;
+    for (; i + 16 <= group; i += 16) store(out + g + i, mul(mul(load(x + g + i), splat(r)), load(w + i)));
+    for (; i < group; i++) out[g + i] = (x[g + i] * r) * w[i];
+  }
+}
+
+static void op_add(const float* x, const float* y, int n, float* out) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(out + i, add(load(x + i), load(y + i)));
+  for (; i < n; i++) out[i] = x[i] + y[i];
+}
+
+static void op_scale(const float* x, float s, int n, float* out) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(out + i, mul(load(x + i), splat(s)));
+  for (; i < n; i++) out[i] = x[i] * s;
+}
+
+ER_INL v16 silu(v16 x) { return div(x, add(splat(1), vexp(sub(splat(0), x)))); }
+
+// x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+ER_INL v16 gelu(v16 x) {
+  const v16 x3 = mul(mul(x, x), x);
+  const v16 u2 = mul(splat(1.5957691216057308f), fma(splat(0.044715f), x3, x));
+  return div(x, add(splat(1), vexp(sub(splat(0), u2))));
+}
+
+static void glu(const float* gate, const float* up, int n, int act, float* out) {
+  for (int i = 0; i < n; i += 16) {
+    const int m = n - i < 16 ? n - i : 16;
+    const v16 g = m == 16 ? load(gate + i) : load_part(gate + i, m), u = m == 16 ? load(up + i) : load_part(up + i, m);
+    const v16 y = mul(act == GLU_SILU ? silu(g) : gelu(g), u);
+    if (m == 16) store(out + i, y);
+    else store_part(out + i, y, m);
+  }
+}
+
+static void op_softcap(float* x, int n, float cap) {
+  for (int i = 0; i < n; i += 16) {
+    const int m = n - i < 16 ? n - i : 16;
+    const v16 y = softcap16(m == 16 ? load(x + i) : load_part(x + i, m), cap);
+    if (m == 16) store(x + i, y);
+    else store_part(x + i, y, m);
+  }
+}
+
+static void rope(const float* x, int head_dim, int n_rot, bool interleaved, const float* cs, float* out) {
+  const int h = n_rot / 2, a = interleaved ? 2 : 1, b = interleaved ? 1 : h;
+  for (int i = 0; i < h; i++) {
+    const float p = x[i * a], q = x[i * a + b], c = cs[i], s = cs[h + i];
+    out[i * a] = p * c - q * s;
+    out[i * a + b] = q * c + p * s;
+  }
+  for (int i = n_rot; i < head_dim; i++) out[i] = x[i];
+}
+
+static const FloatOps float_ops = {rms_norm, op_add, op_scale, glu, op_softcap, rope, write_kv, attn_scratch, attention};
+
+}  // namespace ER_ISA
+}  // namespace er

@@ -1,0 +1,57 @@
+// float_ops.h: the float kernels one instruction set offers the executor. All of them are pure functions of one
+// token (or one query): nothing depends on what else is in the batch.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace er {
+
+constexpr int PAGE = 32;         // tokens in a KV page; base.py's PAGE_SIZE
+constexpr int SPLIT_PAGES = 64;  // pages summed before a merge: part of the numeric contract
+
+enum Glu : int { GLU_SILU = 1, GLU_GELU = 2 };
+enum KvType : int { KV_F16 = 0, KV_F32 = 1 };
+
+// One layer's part of a page: K as [n_kv][head_dim][PAGE], then V as [n_kv][PAGE][v_dim], v_dim = head_dim
+// rounded up to 16 with zeros behind. K is transposed so that a vector holds sixteen tokens and no dot product
+// needs a horizontal sum.
+struct KvShape {
+  int type;      // KvType
+  int n_kv, head_dim, v_dim;
+  size_t k_bytes, v_bytes;  // of one KV head
+};
+
+// Queries q0..q1 of one row and KV head; query q is token q / group, head kv_head * group + q % group.
+struct AttnJob {
+  const float* q;            // [n_tokens][ld_q], the row's first token
+  int64_t ld_q;
+  float* out;                // [n_tokens][ld_out]
+  int64_t ld_out;
+  const uint8_t* pool;       // pages, this layer's part of page 0
+  size_t page_stride;
+  const int32_t* pages;      // the row's block table
+  KvShape kv;
+  int kv_head, group;
+  int q0, q1;
+  int n_past;                // position of the row's first token in its pages
+  int window;                // 0: none
+  float scale, softcap;
+  uint8_t* scratch;          // 64-byte aligned, attn_scratch bytes
+};
+
+struct FloatOps {
+  // out may be x. `group` divides n; the weight has `group` values.
+  void (*rms_norm)(const float* x, const float* w, int n, int group, float eps, float* out);
+  void (*add)(const float* x, const float* y, int n, float* out);
+  void (*scale)(const float* x, float s, int n, float* out);
+  void (*glu)(const float* gate, const float* up, int n, int act, float* out);
+  void (*softcap)(float* x, int n, float cap);
+  // One head. cs: n_rot / 2 cosines, then n_rot / 2 sines.
+  void (*rope)(const float* x, int head_dim, int n_rot, bool interleaved, const float* cs, float* out);
+  // Slot `t` of a page. k: [head_dim], v: [head_dim].
+  void (*write_kv)(const KvShape& s, uint8_t* page, int kv_head, int t, const float* k, const float* v);
+  size_t (*attn_scratch)(int head_dim, int group);
+  void (*attention)(const AttnJob& job);
+};
+
+}  // namespace er

@@ -1,0 +1,2 @@
+#define ER_ISA avx2
+#include "isa_impl.h"

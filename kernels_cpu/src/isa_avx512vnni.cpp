@@ -1,0 +1,2 @@
+#define ER_ISA avx512vnni
+#include "isa_impl.h"

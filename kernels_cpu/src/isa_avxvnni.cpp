@@ -1,0 +1,2 @@
+#define ER_ISA avxvnni
+#include "isa_impl.h"

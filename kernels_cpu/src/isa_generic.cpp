@@ -1,0 +1,2 @@
+#define ER_ISA generic
+#include "isa_impl.h"

@@ -1,0 +1,2 @@
+#define ER_ISA neon
+#include "isa_impl.h"

@@ -1,0 +1,52 @@
+// kernels.h: what one instruction set offers. Each isa_*.cpp fills one Isa from the same templates, so every
+// set runs the same float operations in the same order; only integer arithmetic, which is exact, differs.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace er {
+
+// How a linear kernel wants its input. One quantized copy serves every weight that shares the input and the Act.
+enum Act : int {
+  ACT_Q8_32 = 0,   // int8 per block of 32: scale = amax / 127
+  ACT_Q8_256 = 1,  // int8 per block of 256, for the K-quants
+  ACT_F32 = 2,     // plain float
+};
+
+// One ggml type. A tile is `tile_rows` weight rows interleaved over all of K; tiles are contiguous.
+struct Linear {
+  int type;       // ggml type id
+  Act act;
+  int tile_rows;
+  int block_k;    // K is a multiple of this
+  size_t (*tile_bytes)(int K);
+  // `rows` (<= tile_rows) GGUF rows, `row_bytes` apart -> one tile; missing rows decode to zero.
+  void (*pack)(const uint8_t* src, size_t row_bytes, int rows, int K, uint8_t* dst);
+  // out[m * ldo + r] for r < tiles * tile_rows, m < M. `act` holds M columns as written by Linears::quantize.
+  // The bits of one output depend on its row, its column and K alone.
+  void (*run)(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch);
+  // Row r of a tile as float [K], the bits of the file format's dequantizer.
+  void (*unpack_row)(const uint8_t* tile, int r, int K, float* out);
+};
+
+struct Linears {
+  const Linear* (*find)(int type);  // null: no such type
+  size_t (*act_bytes)(Act act, int K, int M);
+  // Columns m0..m1 of an M-column operand; x is [M][ldx]. Columns may be written by different threads.
+  void (*quantize)(Act act, const float* x, int64_t ldx, int K, int M, int m0, int m1, uint8_t* out);
+  size_t (*scratch_bytes)(int K, int M);  // per thread, 64-byte aligned
+};
+
+struct FloatOps;  // float_ops.h: norms, rope, attention, glu
+
+struct Isa {
+  const char* name;
+  Linears linear;
+  const FloatOps* ops;
+};
+
+// Best first; null-terminated list of the sets this build holds and this machine can run.
+const Isa* const* isas();
+const Isa* find_isa(const char* name);
+
+}  // namespace er

@@ -1,0 +1,89 @@
+// linear_impl.h: the table of linear kernels of one instruction set.
+#pragma once
+#include "gemm.h"
+#include "kernels.h"
+#if __has_include("linear_float.h")
+#include "linear_float.h"
+#define ER_FLOAT_TYPES 1
+#endif
+#if __has_include("linear_dequant.h")
+#include "linear_dequant.h"
+#define ER_DEQUANT_TYPES 1
+#endif
+
+namespace er {
+namespace ER_ISA {
+namespace q8 {
+
+static_assert(SLICE % 256 == 0, "a slice is whole blocks and units of every type");
+
+typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n);
+
+// The kernels that exist, by columns; tile_cols (act_q8.h) rounds up to one of them.
+#if defined(__AVX512VNNI__)
+#define ER_DIRECT(k, T) {nullptr, k<T, 1>, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>, nullptr, k<T, 8>, nullptr, nullptr, nullptr, k<T, 12>}
+#else
+#define ER_DIRECT(k, T) {nullptr, k<T, 1>, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>}
+#endif
+
+template <class T>
+struct Run32 {
+  static size_t tile_bytes(int K) { return tile_bytes32<T>(K); }
+  static void run(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch) {
+    static const Direct direct[DIRECT + 1] = ER_DIRECT(direct32, T);
+    const size_t tile = tile_bytes(K);
+    if (M <= DIRECT) {
+      const Direct k = direct[tile_cols(M)];
+      for (int t = 0; t < tiles; t++) k(w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M);
+      return;
+    }
+    const Gemm g = {tile, T::U * 32, T::UNIT, 32, BLOCK_C * REC32, SLICE32, unpack_slice32<T>,
+                    block32<T::ZERO, T::MIN, code_bits(T::Codes::BITS), BLOCK_C>};
+    many_columns(g, w, tiles, act, K, M, out, ldo, scratch);
+  }
+  static constexpr Linear row() { return {T::TYPE, ACT_Q8_32, R, 32, tile_bytes, pack32<T>, run, unpack_row32<T>}; }
+};
+
+template <class T>
+struct RunK {
+  static size_t tile_bytes(int K) { return tile_bytes_k<T>(K); }
+  static void run(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch) {
+    static const Direct direct[DIRECT + 1] = ER_DIRECT(direct_k, T);
+    const size_t tile = tile_bytes(K);
+    if (M <= DIRECT) {
+      const Direct k = direct[tile_cols(M)];
+      for (int t = 0; t < tiles; t++) k(w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M);
+      return;
+    }
+    const Gemm g = {tile, 256, T::UNIT, 256, BLOCK_C * REC256, SLICE256, unpack_slice_k<T>,
+                    block_k<T::NS, T::ZERO, T::MIN, code_bits(T::Codes::BITS), BLOCK_C>};
+    many_columns(g, w, tiles, act, K, M, out, ldo, scratch);
+  }
+  static constexpr Linear row() { return {T::TYPE, ACT_Q8_256, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>}; }
+};
+
+static const Linear table[] = {
+    Run32<Q4_0>::row(), Run32<Q4_1>::row(), Run32<Q5_0>::row(), Run32<Q5_1>::row(), Run32<Q8_0>::row(), Run32<IQ4_NL>::row(),
+    Run32<MXFP4>::row(), RunK<Q2_K>::row(), RunK<Q3_K>::row(), RunK<Q4_K>::row(), RunK<Q5_K>::row(), RunK<Q6_K>::row(),
+    RunK<IQ4_XS>::row(),
+};
+
+static const Linear* find(int type) {
+  for (const Linear& l : table)
+    if (l.type == type) return &l;
+#if defined(ER_FLOAT_TYPES)
+  if (const Linear* l = find_float(type)) return l;
+#endif
+#if defined(ER_DEQUANT_TYPES)
+  if (const Linear* l = find_dequant(type)) return l;
+#endif
+  return nullptr;
+}
+static size_t scratch_bytes(int, int M) { return gemm_scratch(M); }
+
+}  // namespace q8
+
+static const Linears linears = {q8::find, q8::act_bytes, q8::quantize, q8::scratch_bytes};
+
+}  // namespace ER_ISA
+}  // namespace er

@@ -1,0 +1,129 @@
+// pool.cpp
+#include "pool.h"
+#include <pthread.h>
+
+namespace er {
+
+// Inside a step the other threads are microseconds away; between steps a sampler runs, so workers stay warm a little longer.
+constexpr int64_t SPIN_PHASE_NS = 100 * 1000;
+constexpr int64_t SPIN_IDLE_NS = 200 * 1000;
+
+void Event::wait_past(uint32_t seen, int64_t spin_ns) {
+  const int64_t end = now_ns() + spin_ns;
+  do {
+    for (int i = 0; i < 64; i++) {
+      if (value.load(std::memory_order_acquire) != seen) return;
+      cpu_relax();
+    }
+  } while (now_ns() < end);
+  sleepers.fetch_add(1);
+  while (value.load() == seen) wait_on(&value, seen);
+  sleepers.fetch_sub(1);
+}
+
+void Event::bump() {
+  value.fetch_add(1);
+  if (sleepers.load()) wake_all(&value);
+}
+
+struct Start { Pool* pool = nullptr; int thread = 0; };
+
+void* Pool::worker(void* arg) {
+  const Start start = *static_cast<Start*>(arg);
+  destroy(static_cast<Start*>(arg));
+  start.pool->serve(start.thread);
+  return nullptr;
+}
+
+// Both live on pages of their own: their members are aligned to cache lines.
+Pool* Pool::create(int n) {
+  n = n < 1 ? 1 : n;
+  void* at = alloc_pages(sizeof(Pool));
+  if (!at) return nullptr;
+  Pool* p = ::new (at) Pool(n);
+  p->shares_ = static_cast<Share*>(alloc_pages(sizeof(Share) * n));
+  p->threads_ = calloc(n, sizeof(pthread_t));
+  bool ok = p->shares_ && p->threads_;
+  for (int i = 0; ok && i < n; i++) ::new (p->shares_ + i) Share();
+  for (int i = 1; ok && i < n; i++) {
+    Start* start = make<Start>();
+    if (start) *start = {p, i};
+    ok = start && pthread_create(static_cast<pthread_t*>(p->threads_) + i, nullptr, worker, start) == 0;
+    if (ok) p->started_ = i;
+    else destroy(start);
+  }
+  if (ok) return p;
+  free(p);
+  return nullptr;
+}
+
+void Pool::free(Pool* p) {
+  if (!p) return;
+  p->stop();
+  free_pages(p->shares_, sizeof(Share) * p->n_);
+  ::free(p->threads_);
+  free_pages(p, sizeof(Pool));
+}
+
+void Pool::stop() {
+  stop_.store(true);
+  begin_.bump();
+  for (int i = 1; i <= started_; i++) pthread_join(static_cast<pthread_t*>(threads_)[i], nullptr);
+}
+
+void Pool::serve(int thread) {
+  uint32_t seen = 0;
+  for (;;) {
+    begin_.wait_past(seen, SPIN_IDLE_NS);
+    seen++;
+    if (stop_.load()) return;
+    job_(ctx_, thread);
+    if (finished_.fetch_add(1) + 1 == n_ - 1) end_.bump();
+  }
+}
+
+void Pool::run(void (*job)(void*, int), void* ctx) {
+  job_ = job;
+  ctx_ = ctx;
+  if (n_ == 1) { job(ctx, 0); return; }
+  finished_.store(0);
+  const uint32_t seen = end_.value.load();
+  begin_.bump();
+  job(ctx, 0);
+  end_.wait_past(seen, SPIN_PHASE_NS);
+}
+
+void Pool::deal(int chunks) {
+  for (int i = 0; i < n_; i++) {
+    const uint64_t lo = uint64_t(chunks) * i / n_, hi = uint64_t(chunks) * (i + 1) / n_;
+    shares_[i].range.store(lo | hi << 32, std::memory_order_relaxed);
+  }
+}
+
+void Pool::next_phase(int chunks) {
+  if (n_ == 1) { deal(chunks); return; }
+  const uint32_t seen = barrier_.value.load(std::memory_order_acquire);
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == n_) {
+    arrived_.store(0, std::memory_order_relaxed);
+    deal(chunks);
+    barrier_.bump();
+  } else {
+    barrier_.wait_past(seen, SPIN_PHASE_NS);
+  }
+}
+
+int Pool::claim(int thread) {
+  std::atomic<uint64_t>& own = shares_[thread].range;
+  uint64_t r = own.load(std::memory_order_relaxed);
+  while (uint32_t(r) < uint32_t(r >> 32))
+    if (own.compare_exchange_weak(r, r + 1, std::memory_order_relaxed)) return int(uint32_t(r));
+  for (int i = 1; i < n_; i++) {
+    std::atomic<uint64_t>& other = shares_[(thread + i) % n_].range;
+    r = other.load(std::memory_order_relaxed);
+    while (uint32_t(r) < uint32_t(r >> 32))
+      if (other.compare_exchange_weak(r, r - (uint64_t(1) << 32), std::memory_order_relaxed)) return int(uint32_t(r >> 32)) - 1;
+  }
+  return -1;
+}
+
+}  // namespace er

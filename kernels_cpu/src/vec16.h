@@ -1,0 +1,190 @@
+// vec16.h: sixteen floats as one value, whatever the machine's registers hold. Kernels written over it run the same
+// operations in the same order everywhere, so their bits do not depend on the instruction set. Lives in a namespace
+// per set: the linker must never merge an AVX-512 copy of a function into baseline code.
+#pragma once
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#define ER_INL static inline __attribute__((always_inline))
+
+namespace er {
+namespace ER_ISA {
+
+#if defined(__AVX512F__)
+struct v16 { __m512 a; };
+ER_INL v16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
+ER_INL void store(float* p, v16 x) { _mm512_storeu_ps(p, x.a); }
+ER_INL v16 splat(float x) { return {_mm512_set1_ps(x)}; }
+ER_INL v16 add(v16 x, v16 y) { return {_mm512_add_ps(x.a, y.a)}; }
+ER_INL v16 sub(v16 x, v16 y) { return {_mm512_sub_ps(x.a, y.a)}; }
+ER_INL v16 mul(v16 x, v16 y) { return {_mm512_mul_ps(x.a, y.a)}; }
+ER_INL v16 div(v16 x, v16 y) { return {_mm512_div_ps(x.a, y.a)}; }
+ER_INL v16 vmax(v16 x, v16 y) { return {_mm512_max_ps(x.a, y.a)}; }
+ER_INL v16 vmin(v16 x, v16 y) { return {_mm512_min_ps(x.a, y.a)}; }
+ER_INL v16 fma(v16 x, v16 y, v16 z) { return {_mm512_fmadd_ps(x.a, y.a, z.a)}; }
+ER_INL v16 round_even(v16 x) { return {_mm512_roundscale_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
+// 2^n for integral n in [-126, 127]
+ER_INL v16 pow2i(v16 n) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.a), _mm512_set1_epi32(127)), 23))};
+}
+ER_INL v16 load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+ER_INL void store_f16(uint16_t* p, v16 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); }
+ER_INL v16 load_bf16(const uint16_t* p) {
+  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
+}
+#elif defined(__AVX2__)
+struct v16 { __m256 a, b; };
+ER_INL v16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+ER_INL void store(float* p, v16 x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+ER_INL v16 splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+ER_INL v16 add(v16 x, v16 y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+ER_INL v16 sub(v16 x, v16 y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+ER_INL v16 mul(v16 x, v16 y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+ER_INL v16 div(v16 x, v16 y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+ER_INL v16 vmax(v16 x, v16 y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+ER_INL v16 vmin(v16 x, v16 y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+ER_INL v16 fma(v16 x, v16 y, v16 z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+ER_INL __m256 round8(__m256 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+ER_INL v16 round_even(v16 x) { return {round8(x.a), round8(x.b)}; }
+ER_INL __m256 pow2i8(__m256 n) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+ER_INL v16 pow2i(v16 n) { return {pow2i8(n.a), pow2i8(n.b)}; }
+ER_INL v16 load_f16(const uint16_t* p) {
+  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+ER_INL void store_f16(uint16_t* p, v16 x) {
+  _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+  _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+ER_INL __m256 bf8(const uint16_t* p) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
+}
+ER_INL v16 load_bf16(const uint16_t* p) { return {bf8(p), bf8(p + 8)}; }
+#elif defined(__ARM_NEON)
+struct v16 { float32x4_t v[4]; };
+#define ER_4(expr) v16 r; for (int i = 0; i < 4; i++) r.v[i] = (expr); return r
+ER_INL v16 load(const float* p) { ER_4(vld1q_f32(p + 4 * i)); }
+ER_INL void store(float* p, v16 x) { for (int i = 0; i < 4; i++) vst1q_f32(p + 4 * i, x.v[i]); }
+ER_INL v16 splat(float x) { ER_4(vdupq_n_f32(x)); }
+ER_INL v16 add(v16 x, v16 y) { ER_4(vaddq_f32(x.v[i], y.v[i])); }
+ER_INL v16 sub(v16 x, v16 y) { ER_4(vsubq_f32(x.v[i], y.v[i])); }
+ER_INL v16 mul(v16 x, v16 y) { ER_4(vmulq_f32(x.v[i], y.v[i])); }
+ER_INL v16 div(v16 x, v16 y) { ER_4(vdivq_f32(x.v[i], y.v[i])); }
+ER_INL v16 vmax(v16 x, v16 y) { ER_4(vbslq_f32(vcgtq_f32(x.v[i], y.v[i]), x.v[i], y.v[i])); }  // x86's rule for NaN
+ER_INL v16 vmin(v16 x, v16 y) { ER_4(vbslq_f32(vcltq_f32(x.v[i], y.v[i]), x.v[i], y.v[i])); }
+ER_INL v16 fma(v16 x, v16 y, v16 z) { ER_4(vfmaq_f32(z.v[i], x.v[i], y.v[i])); }
+ER_INL v16 round_even(v16 x) { ER_4(vrndnq_f32(x.v[i])); }
+ER_INL v16 pow2i(v16 n) { ER_4(vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23))); }
+ER_INL v16 load_f16(const uint16_t* p) { ER_4(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
+ER_INL void store_f16(uint16_t* p, v16 x) {
+  for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i])));
+}
+ER_INL v16 load_bf16(const uint16_t* p) { ER_4(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
+#undef ER_4
+#else
+struct v16 { float v[16]; };
+#define ER_16(expr) v16 r; for (int i = 0; i < 16; i++) r.v[i] = (expr); return r
+ER_INL v16 load(const float* p) { v16 r; memcpy(r.v, p, 64); return r; }
+ER_INL void store(float* p, v16 x) { memcpy(p, x.v, 64); }
+ER_INL v16 splat(float x) { ER_16(x); }
+ER_INL v16 add(v16 x, v16 y) { ER_16(x.v[i] + y.v[i]); }
+ER_INL v16 sub(v16 x, v16 y) { ER_16(x.v[i] - y.v[i]); }
+ER_INL v16 mul(v16 x, v16 y) { ER_16(x.v[i] * y.v[i]); }
+ER_INL v16 div(v16 x, v16 y) { ER_16(x.v[i] / y.v[i]); }
+ER_INL v16 vmax(v16 x, v16 y) { ER_16(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
+ER_INL v16 vmin(v16 x, v16 y) { ER_16(x.v[i] < y.v[i] ? x.v[i] : y.v[i]); }
+// x * y + z rounded once. A double holds the product exactly; the sum is rounded to odd (Boldo and Melquiond, 2008): its
+// error term, exact too, moves an even last bit toward the true value, so that rounding again to float is right.
+static inline float fma_exact(float x, float y, float z) {
+  const double p = double(x) * double(y), c = z, s = p + c, t = s - p;
+  const double e = (p - (s - t)) + (c - t);  // NaN if s is not finite: no correction
+  int64_t b; memcpy(&b, &s, 8);
+  if (!(b & 1) && (e > 0 || e < 0)) b += (e > 0) == (s > 0) ? 1 : -1;
+  double o; memcpy(&o, &b, 8);
+  return float(o);
+}
+// Rounding twice, to double and to float, errs only if the first lands midway between two floats (low bits 1000...) or
+// if the float is subnormal; a step that shows either is done again exactly.
+ER_INL v16 fma(v16 x, v16 y, v16 z) {
+  v16 r;
+  double s[16];
+  int32_t doubt = 0;
+  for (int i = 0; i < 16; i++) {
+    s[i] = double(x.v[i]) * double(y.v[i]) + double(z.v[i]);
+    r.v[i] = float(s[i]);
+  }
+  int32_t w[32]; memcpy(w, s, sizeof w);  // little-endian: the low halves are even
+  for (int i = 0; i < 16; i++) {
+    const int32_t low = int32_t(uint32_t(w[2 * i]) << 3), high = w[2 * i + 1] & 0x7fffffff;
+    doubt |= (low == INT32_MIN ? 1 : 0) | ((high < 0x38100000 ? 1 : 0) & (high | w[2 * i] ? 1 : 0));
+  }
+  if (__builtin_expect(doubt, 0)) for (int i = 0; i < 16; i++) r.v[i] = fma_exact(x.v[i], y.v[i], z.v[i]);
+  return r;
+}
+// Adding 2^23 leaves no room for a fraction; from there on every float is whole. The sign stays, zero's too.
+ER_INL v16 round_even(v16 x) {
+  v16 r;
+  for (int i = 0; i < 16; i++) {
+    const float a = __builtin_fabsf(x.v[i]), n = (a + 8388608.0f) - 8388608.0f;
+    r.v[i] = __builtin_copysignf(a < 8388608.0f ? n : a, x.v[i]);
+  }
+  return r;
+}
+ER_INL v16 pow2i(v16 n) {
+  v16 r;
+  for (int i = 0; i < 16; i++) { int32_t b = (int32_t(n.v[i]) + 127) << 23; memcpy(&r.v[i], &b, 4); }
+  return r;
+}
+ER_INL v16 load_bf16(const uint16_t* p) {
+  v16 r;
+  for (int i = 0; i < 16; i++) { uint32_t b = uint32_t(p[i]) << 16; memcpy(&r.v[i], &b, 4); }
+  return r;
+}
+// The exponent is moved by a multiplication, which takes care of subnormals; NaN comes out quiet, as in hardware.
+ER_INL float half_to_float(uint16_t h) {
+  const uint32_t m = h & 0x7fff;
+  uint32_t b = m << 13;
+  float f; memcpy(&f, &b, 4); f *= 5.192296858534828e33f;  // 2^112
+  memcpy(&b, &f, 4);
+  b |= (m > 0x7bff ? 0x7f800000u : 0) | (m > 0x7c00 ? 0x400000u : 0) | uint32_t(h & 0x8000) << 16;
+  memcpy(&f, &b, 4);
+  return f;
+}
+ER_INL uint16_t float_to_half(float f) {
+  uint32_t b; memcpy(&b, &f, 4);
+  const uint16_t s = uint16_t((b >> 16) & 0x8000); b &= 0x7fffffffu;
+  if (b > 0x7f800000u) return uint16_t(s | 0x7e00 | ((b >> 13) & 0x3ff));
+  if (b >= 0x477ff000u) return uint16_t(s | 0x7c00);
+  if (b < 0x38800000u) {  // subnormal: let the float adder round to multiples of 2^-24
+    float a; memcpy(&a, &b, 4); a += 0.5f; memcpy(&b, &a, 4);
+    return uint16_t(s | (b - 0x3f000000u));
+  }
+  return uint16_t(s | ((b - (uint32_t(127 - 15) << 23) + 0xfff + ((b >> 13) & 1)) >> 13));
+}
+ER_INL v16 load_f16(const uint16_t* p) { ER_16(half_to_float(p[i])); }
+ER_INL void store_f16(uint16_t* p, v16 x) { for (int i = 0; i < 16; i++) p[i] = float_to_half(x.v[i]); }
+#undef ER_16
+#endif
+
+// The one order in which sixteen lanes become a sum: halves, quarters, eighths.
+ER_INL float sum16(v16 x) {
+  alignas(64) float t[16]; store(t, x);
+  for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) t[i] += t[i + w];
+  return t[0];
+}
+ER_INL float max16(v16 x) {
+  alignas(64) float t[16]; store(t, x);
+  for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
+  return t[0];
+}
+// The first n < 16 floats, the rest zero.
+ER_INL v16 load_part(const float* p, int n) { alignas(64) float t[16] = {}; memcpy(t, p, size_t(n) * 4); return load(t); }
+
+}  // namespace ER_ISA
+}  // namespace er

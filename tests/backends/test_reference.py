@@ -1,0 +1,129 @@
+"""The reference backend's own parts: pages, bounds, memory. Its arithmetic: tests/arch, golden."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers.paths import FIXTURES
+from helpers.runner import Runner
+
+from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, Memory, RawTensor, Rope
+from edgerun.backends.reference import ReferenceBackend, ReferenceKV, _NumpyOps
+from edgerun.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedModelError
+from edgerun.gguf import GGMLType
+
+IDS = [5, 9, 77, 12, 200, 8, 45, 133, 3, 61] * 4
+
+
+@pytest.fixture
+def runner() -> Runner:
+    return Runner(FIXTURES / "arch" / "llama.gguf", ReferenceBackend(), n_ctx=128, n_pages=8)
+
+
+def test_n_vocab_is_known_before_the_first_run(runner: Runner) -> None:
+    assert runner.program.n_vocab == 300
+
+
+@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+def test_pages_move_by_copy_and_by_export(kv_type: str) -> None:
+    runner = Runner(
+        FIXTURES / "arch" / "llama.gguf", ReferenceBackend(), n_ctx=128, kv_type=kv_type
+    )
+    a, b, c = runner.begin(), runner.begin(), runner.begin()
+    runner.step([(a, IDS[:-1], [])])
+    b.pages, c.pages = [60, 61], [62, 63]
+    for i, page in enumerate(a.pages):
+        runner.kv.copy_page(page, b.pages[i])
+        data = runner.kv.export_page(page)
+        assert len(data) == runner.kv.page_bytes
+        runner.kv.import_page(c.pages[i], data)
+    b.n_past = c.n_past = a.n_past
+    logits = runner.step([(s, IDS[-1:], [0]) for s in (a, b, c)])
+    np.testing.assert_allclose(logits[1:], np.stack([logits[0]] * 2), atol=1e-5)
+    expected = runner.logits(IDS, start=len(IDS) - 1)
+    np.testing.assert_allclose(logits[:1], expected, atol=1e-4)
+
+
+def test_page_bytes() -> None:
+    kv = ReferenceBackend().new_kv([KVLayer(2, 8), KVLayer(1, 16)], 3, "f16")
+    assert kv.page_bytes == PAGE_SIZE * 2 * (16 + 16) * 2
+    with pytest.raises(BackendError, match="not 3"):
+        kv.import_page(0, b"abc")
+
+
+@pytest.mark.parametrize("token", [-1, 300, 2**31 - 1])
+def test_ids_past_the_embedding_are_refused(runner: Runner, token: int) -> None:
+    with pytest.raises(RequestError, match=f"{token} is outside the vocabulary of 300"):
+        runner.logits([3, token])
+
+
+def test_positions_past_the_context_are_refused(runner: Runner) -> None:
+    with pytest.raises(BackendError, match="128 tokens"):
+        runner.logits([3] * 129)
+
+
+def test_a_token_without_a_page_is_refused(runner: Runner) -> None:
+    for pages in ([0], [0, -1]):
+        before = [a.copy() for a in runner.kv._arrays()]  # type: ignore[attr-defined]
+        with pytest.raises(BackendError, match="row 1 has 33 tokens"):
+            runner.program.run(Batch.pack([([3], 0, [1], [0]), ([3] * 33, 0, pages, [])]))
+        for a, b in zip(before, runner.kv._arrays(), strict=True):  # type: ignore[attr-defined]
+            np.testing.assert_array_equal(a, b)
+
+
+def test_an_empty_batch(runner: Runner) -> None:
+    assert runner.program.run(Batch.pack([])).shape == (0, 300)
+
+
+def test_unknown_kv_type_and_foreign_pool() -> None:
+    backend = ReferenceBackend()
+    with pytest.raises(BackendError, match=r"'q8_0' is not one of .*f32, f16"):
+        backend.new_kv([KVLayer(1, 8)], 1, "q8_0")
+    with pytest.raises(BackendError, match="its own KV pool"):
+        backend.prepare(lambda ops: None, object(), 8)  # type: ignore[arg-type]
+
+
+def test_a_tensor_is_decoded_once() -> None:
+    backend = ReferenceBackend()
+    raw = RawTensor("t", GGMLType.F32, (2, 3), np.zeros((2, 12), np.uint8))
+    assert backend.upload(raw, "embedding") is backend.upload(raw, "matrix")
+
+
+def test_types_without_a_decoder_are_named() -> None:
+    raw = RawTensor("blk.0.x", GGMLType.I32, (2, 3), np.zeros((2, 12), np.uint8))
+    with pytest.raises(UnsupportedModelError, match=r"'blk.0.x': I32"):
+        ReferenceBackend().upload(raw, "matrix")
+
+
+def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = ReferenceBackend()
+    monkeypatch.setattr(backend, "memory", lambda: Memory(total=2**21, free=2**20))
+    raw = RawTensor("big", GGMLType.Q8_0, (2**10, 2**10), np.zeros((2**10, 2**10), np.uint8))
+    with pytest.raises(OutOfMemoryError, match="'big' needs 4 MiB"):
+        backend.upload(raw, "matrix")
+    with pytest.raises(OutOfMemoryError, match="64 pages"):
+        backend.new_kv([KVLayer(8, 128)] * 4, 64)
+
+
+def test_glu_and_norms_stay_finite_at_the_extremes() -> None:
+    kv = ReferenceKV([], 0, np.dtype(np.float32))
+    ops = _NumpyOps(Batch.pack([([1], 0, [0], [])]), kv)
+    gate = np.float32([[-1e4, -100, -1, 0, 1, 100]])
+    with np.errstate(all="raise", under="ignore"):
+        for act in ("silu", "gelu"):
+            out = ops.glu(gate, np.ones_like(gate), act)
+            np.testing.assert_allclose(out[0, [3, 5]], [0, 100], atol=1e-6)
+        np.testing.assert_allclose(ops.glu(gate, np.ones_like(gate), "silu")[0, 2], -0.26894142)
+        big = np.float32([[3e30, -3e30]])  # its square is past float32
+        np.testing.assert_allclose(ops.rms_norm(big, np.ones(2, np.float32), 1e-6), [[1, -1]])
+
+
+def test_rope_leaves_the_rest_of_a_head_alone() -> None:
+    kv = ReferenceKV([], 0, np.dtype(np.float32))
+    ops = _NumpyOps(Batch.pack([([1, 1], 4, [0], [])]), kv)
+    x = np.arange(1, 17, dtype=np.float32).reshape(2, 8)
+    for interleaved, (a, b) in ((True, (0, 1)), (False, (0, 2))):
+        out = ops.rope(x, 8, Rope(np.float32([0.5, 0.25]), interleaved, 2.0))
+        np.testing.assert_array_equal(out[:, 4:], x[:, 4:])
+        turned = 2 * (x[1, a] + 1j * x[1, b]) * np.exp(0.5j * 5)
+        np.testing.assert_allclose(out[1, [a, b]], [turned.real, turned.imag], rtol=1e-6)

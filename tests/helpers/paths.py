@@ -1,0 +1,22 @@
+"""Where tests find data that is not part of the repository."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "tests" / "fixtures"
+
+#: Reference values, vocabularies and templates; beside the checkout unless EDGERUN_SHARED says otherwise.
+SHARED = Path(os.environ.get("EDGERUN_SHARED", ROOT.parent / "shared"))
+
+
+def shared(*parts: str) -> Path:
+    """A path under the shared data; skips the calling test where it is absent."""
+    path = SHARED.joinpath(*parts)
+    if not path.exists():
+        pytest.skip(f"shared data not present: {Path(*parts)}")
+    return path

@@ -1,0 +1,82 @@
+"""Run whole sequences through a backend, the way the engine does but with no engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from edgerun import arch
+from edgerun.backends.base import PAGE_SIZE, Backend, Batch
+from edgerun.gguf import GGUFFile
+
+F32 = npt.NDArray[np.float32]
+
+
+class Tokens:
+    """Token ids fed so far and the pages they lie in."""
+
+    def __init__(self) -> None:
+        self.n_past = 0
+        self.pages: list[int] = []
+
+
+class Runner:
+    """One model on one backend, with a pool of pages handed out in a scattered order.
+
+    Attributes: ``config``, ``program``, ``kv``, ``file``.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        backend: Backend,
+        *,
+        n_ctx: int = 1024,
+        n_pages: int = 64,
+        kv_type: str | None = None,
+    ) -> None:
+        self.file = GGUFFile.open(path)
+        family = arch.get(self.file.get_str("general.architecture"))
+        self.config = arch.configure(family, self.file, n_ctx)
+        specs = family.tensors(self.config)
+        raw = arch.raw_tensors(family.name, specs, self.file)
+        weights = {key: backend.upload(t, specs[key].role) for key, t in raw.items()}
+        self.kv = backend.new_kv(family.kv_layers(self.config), n_pages, kv_type)
+        self.program = backend.prepare(family.bind(weights, self.config), self.kv, n_ctx)
+        # Neighbouring pages of a sequence are rarely neighbours in the pool.
+        self._free = [int(p) for p in np.random.default_rng(7).permutation(n_pages)]
+
+    def begin(self) -> Tokens:
+        return Tokens()
+
+    def end(self, sequence: Tokens) -> None:
+        self._free.extend(sequence.pages)
+        sequence.pages = []
+        sequence.n_past = 0
+
+    def step(self, rows: Sequence[tuple[Tokens, Sequence[int], Sequence[int]]]) -> F32:
+        """One batch of ``(sequence, new tokens, indexes of them whose logits are wanted)``.
+
+        Returns float32 [n_outputs, n_vocab], a copy.
+        """
+        for sequence, tokens, _ in rows:
+            while len(sequence.pages) * PAGE_SIZE < sequence.n_past + len(tokens):
+                sequence.pages.append(self._free.pop())
+        batch = Batch.pack([(t, s.n_past, s.pages, outputs) for s, t, outputs in rows])
+        logits = np.array(self.program.run(batch))
+        for sequence, tokens, _ in rows:
+            sequence.n_past += len(tokens)
+        return logits
+
+    def logits(self, ids: Sequence[int], *, start: int = 0, chunk: int = 512) -> F32:
+        """Logits of tokens ``start`` and on: float32 [len(ids) - start, n_vocab]."""
+        sequence = self.begin()
+        parts = []
+        for a in range(0, len(ids), chunk):
+            tokens = ids[a : a + chunk]
+            parts.append(self.step([(sequence, tokens, range(max(0, start - a), len(tokens)))]))
+        self.end(sequence)
+        return np.concatenate(parts)

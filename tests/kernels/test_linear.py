@@ -1,0 +1,166 @@
+"""Linear kernels of every instruction set this machine has, against float64 over the gguf package's dequantizer."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as T
+from gguf.quants import dequantize
+from helpers.weights import gguf_rows, int8_activations
+from kernels.cases import COLUMNS, LINEAR
+from numpy.typing import NDArray
+
+from edgerun.native import lib
+
+F32 = NDArray[np.float32]
+ACT_Q8_32, ACT_Q8_256 = 0, 1
+
+
+def isas() -> list[str]:
+    buffer = ctypes.create_string_buffer(256)
+    assert lib().er_isa_names(buffer, 256) <= 256
+    return buffer.value.decode().split()
+
+
+def pointer(a: NDArray[np.generic]) -> ctypes.c_void_p:
+    return ctypes.c_void_p(a.ctypes.data)
+
+
+class Packed:
+    """One matrix in one instruction set's tiles."""
+
+    def __init__(self, isa: str, t: T, rows: NDArray[np.uint8], k: int) -> None:
+        self.isa, self.type, self.n, self.k = isa.encode(), int(t), rows.shape[0], k
+        info = (ctypes.c_int64 * 4)()
+        assert lib().er_linear_info(self.isa, self.type, k, info) == 0
+        self.act, self.tile_rows, self.block, self.tile_bytes = info
+        size = -(-self.n // self.tile_rows) * self.tile_bytes
+        self.memory = np.full(size + 64, 0xA5, np.uint8)
+        start = -self.memory.ctypes.data % 64
+        self.tiles = self.memory[start : start + size]
+        args = (pointer(rows), ctypes.c_int64(rows.shape[1]), ctypes.c_int64(self.n), k)
+        assert lib().er_pack(self.isa, self.type, *args, pointer(self.tiles)) == 0
+
+    def run(self, x: F32) -> F32:
+        x = np.ascontiguousarray(x)
+        out = np.full((x.shape[0], self.n), np.nan, np.float32)
+        args = (pointer(self.tiles), ctypes.c_int64(self.n), self.k, pointer(x), x.shape[0])
+        assert lib().er_linear_run(self.isa, self.type, *args, pointer(out)) == 0
+        return out
+
+    def rows(self, ids: list[int]) -> F32:
+        out = np.full((len(ids), self.k), np.nan, np.float32)
+        wanted = np.array(ids, np.int64)
+        args = (pointer(self.tiles), self.k, pointer(wanted), len(ids))
+        assert lib().er_unpack_rows(self.isa, self.type, *args, pointer(out)) == 0
+        return out
+
+
+@functools.cache
+def case(t: T, n: int, k: int) -> tuple[NDArray[np.uint8], F32, F32, NDArray[np.float64]]:
+    """File rows, their float values, inputs for the widest case, and the float64 outputs."""
+    rng = np.random.default_rng([int(t), n, k])
+    rows = gguf_rows(t, n, k, rng)
+    weights = dequantize(rows, t).astype(np.float32)
+    x = rng.standard_normal((max(COLUMNS), k), dtype=np.float32)
+    x[:, : k // 2] *= np.float32(3)
+    x[3] = 0
+    ref = int8_activations(x, 32 if 32 == block_of(t, k) else 256) @ weights.astype(np.float64).T
+    return rows, weights, x, ref
+
+
+def block_of(t: T, k: int) -> int:
+    info = (ctypes.c_int64 * 4)()
+    assert lib().er_linear_info(isas()[0].encode(), int(t), k, info) == 0
+    return int(info[2])
+
+
+def bits(a: F32) -> NDArray[np.uint32]:
+    return a.view(np.uint32)
+
+
+def ids(row: tuple[str, T, int, int]) -> str:
+    return f"{row[1].name}-{row[2]}x{row[3]}"
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("row", LINEAR, ids=ids)
+def test_values_and_batch_invariance(row: tuple[str, T, int, int], isa: str) -> None:
+    _, t, n, k = row
+    rows, _, x, ref = case(t, n, k)
+    packed = Packed(isa, t, rows, k)
+    assert packed.act == (ACT_Q8_32 if packed.block == 32 else ACT_Q8_256)
+    single = np.concatenate([packed.run(x[m : m + 1]) for m in range(x.shape[0])])
+    assert np.abs(single - ref).max() / np.sqrt((ref**2).mean()) < 3e-6
+    for m in COLUMNS:
+        same = bits(packed.run(x[:m])) == bits(single[:m])
+        assert same.all(), f"{m} columns: {(~same).sum()} outputs differ from one column's"
+
+
+@pytest.mark.parametrize("row", LINEAR, ids=ids)
+def test_instruction_sets_agree(row: tuple[str, T, int, int]) -> None:
+    _, t, n, k = row
+    rows, _, x, _ = case(t, n, k)
+    first, *others = (Packed(isa, t, rows, k) for isa in isas())
+    for m in (1, 16):
+        expected = bits(first.run(x[:m]))
+        for other in others:
+            differ = int((expected != bits(other.run(x[:m]))).sum())
+            assert differ == 0, f"{other.isa.decode()}: {differ} of {m * n} outputs"
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("row", LINEAR, ids=ids)
+def test_rows_come_back_bit_for_bit(row: tuple[str, T, int, int], isa: str) -> None:
+    _, t, n, k = row
+    rows, weights, _, _ = case(t, n, k)
+    picked = sorted({0, n // 2, n - 1})
+    assert (bits(Packed(isa, t, rows, k).rows(picked)) == bits(weights[picked])).all()
+
+
+@pytest.mark.parametrize("isa", isas())
+@pytest.mark.parametrize("t", [T.Q8_0, T.Q4_K])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_spoil_their_own_column_only(isa: str, t: T, bad: float) -> None:
+    rows, _, x, _ = case(t, 17, 96 if t == T.Q8_0 else 768)
+    packed = Packed(isa, t, rows, x.shape[1])
+    for m in (2, 16):
+        dirty = x[:m].copy()
+        dirty[1, 40] = bad
+        out = packed.run(dirty)
+        assert np.isnan(out[1]).all()
+        clean = [c for c in range(m) if c != 1]
+        assert (bits(out[clean]) == bits(packed.run(x[:m])[clean])).all()
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_extremes_do_not_overflow(isa: str) -> None:
+    """The largest codes against the largest activations, all of one sign: the int16 and int32 sums at their limits."""
+    for t, n, k in ((T.Q8_0, 17, 96), (T.IQ4_NL, 17, 96), (T.Q6_K, 17, 768), (T.IQ4_XS, 17, 768), (T.Q3_K, 17, 768)):
+        rows = case(t, n, k)[0].copy()
+        if t == T.Q8_0:
+            rows.reshape(n, -1, 34)[..., 2:] = 0x80  # the code -128
+        else:
+            header = {T.IQ4_NL: slice(2, None), T.IQ4_XS: slice(2, None), T.Q6_K: slice(0, 208), T.Q3_K: slice(0, 108)}[t]
+            size = {T.IQ4_NL: 18, T.IQ4_XS: 136, T.Q6_K: 210, T.Q3_K: 110}[t]
+            for fill in (0x00, 0x80, 0xFF):
+                rows.reshape(n, -1, size)[..., header] = fill
+                _check_constant(isa, t, rows, k)
+        _check_constant(isa, t, rows, k)
+
+
+def _check_constant(isa: str, t: T, rows: NDArray[np.uint8], k: int) -> None:
+    x = np.ones((13, k), np.float32) * np.array([[1], [-1]] * 6 + [[2]], np.float32)
+    ref = x.astype(np.float64) @ dequantize(rows, t).astype(np.float64).T
+    scale = np.abs(ref).max() or 1.0
+    assert np.abs(Packed(isa, t, rows, k).run(x) - ref).max() / scale < 1e-6
+
+
+def test_unknown_names_are_refused() -> None:
+    info = (ctypes.c_int64 * 4)()
+    assert lib().er_linear_info(b"mmx", int(T.Q8_0), 32, info) == -1
+    assert lib().er_linear_info(isas()[0].encode(), 9999, 32, info) == -1
+    assert lib().er_linear_info(isas()[0].encode(), int(T.Q8_0), 33, info) == -2
