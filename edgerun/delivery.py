@@ -25,10 +25,14 @@ class Delivery:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, emit: Callable[[Item], None]
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        last_prompt_id: int,
+        emit: Callable[[Item], None],
     ) -> None:
         self._tokenizer = tokenizer
-        self._detok = StreamDetokenizer(tokenizer, stop=params.stop)
+        self._detok = StreamDetokenizer(tokenizer, stop=params.stop, previous=last_prompt_id)
         self._emit = emit
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []

@@ -19,7 +19,9 @@ from edgerun.engine import Engine, Limits, Sequence as EngineSequence, Worker
 from edgerun.engine.sampling import Sampler
 from edgerun.errors import ClosedError, ContextLengthError, RequestError
 from edgerun.loading import LoadedModel, load, open_backend
-from edgerun.text.template import ChatTemplate, select_template
+from edgerun.text.template import ChatTemplate
+from edgerun.text.template_pick import pick_template
+from edgerun.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
@@ -78,7 +80,7 @@ class LLM:
                 opened.close()
             raise
         self.name: str = resolved.name
-        self._template: ChatTemplate | None = None
+        self._templates: dict[bool, ChatTemplate] = {}
         self._template_lock = threading.Lock()
         engine = Engine(
             self._model.program, self._model.kv.n_pages, PAGE_SIZE, Limits(max_rows=max_batch)
@@ -133,7 +135,7 @@ class LLM:
             TemplateError: the model's template refuses the conversation; its own words.
             RequestError: a message is malformed; names it.
         """
-        segments = self.chat_template.render(
+        segments = self.chat_template(tools=bool(tools)).render(
             messages,
             tools=tools,
             add_generation_prompt=not continue_final,
@@ -142,13 +144,19 @@ class LLM:
         )
         return self._model.tokenizer.encode_segments(segments)
 
-    @property
-    def chat_template(self) -> ChatTemplate:
-        """The model's chat template, compiled on first use."""
+    def chat_template(self, *, tools: bool = False) -> ChatTemplate:
+        """The model's chat template, compiled on first use; some files have one more for tools."""
         with self._template_lock:
-            if self._template is None:
-                self._template = select_template(self._model.tokenizer)
-            return self._template
+            if tools not in self._templates:
+                tokenizer = self._model.tokenizer
+                self._templates[tools] = pick_template(
+                    self._model.facts,
+                    has_token=tokenizer.has_control,
+                    tools=tools,
+                    bos_token=_token_text(tokenizer, tokenizer.bos_id),
+                    eos_token=_token_text(tokenizer, tokenizer.eos_id),
+                )
+            return self._templates[tools]
 
     # -- generation ---------------------------------------------------------------------------
 
@@ -304,7 +312,7 @@ class LLM:
             ids,
             params,
             sampler,
-            Delivery(tokenizer, params, emit),
+            Delivery(tokenizer, params, ids[-1], emit),
             max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
             eog_ids=tokenizer.eog_ids,
         )
@@ -334,6 +342,10 @@ class _ChunkIterator(Iterator[Chunk]):
             raise
         self._done = chunk.finish_reason is not None
         return chunk
+
+
+def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
+    return "" if token_id is None else tokenizer.token_text(token_id)
 
 
 def _params(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:

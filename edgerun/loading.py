@@ -31,10 +31,10 @@ _SEQUENCES = 4  # full contexts the pool holds, if memory allows
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model bound to a backend, with a KV pool."""
+    """A model bound to a backend, with a KV pool. ``facts`` are the file's metadata but its arrays."""
 
     path: Path
-    metadata: Mapping[str, Any]
+    facts: Mapping[str, Any]
     config: ModelConfig
     tokenizer: Tokenizer
     backend: Backend
@@ -94,9 +94,10 @@ def load(
         weights = _upload(family, config, file, backend, progress)
         n_pages = _pool_pages(family, config, backend, n_ctx, kv_type)
         kv = backend.new_kv(family.kv_layers(config), n_pages, kv_type)
+        facts = {k: file.metadata[k] for k, t in file.metadata_types.items() if t.element is None}
         program = backend.prepare(family.bind(weights, config), kv, n_ctx)
         return LoadedModel(
-            path, file.metadata, config, tokenizer, backend, kv, program, n_ctx, file.size,
+            path, facts, config, tokenizer, backend, kv, program, n_ctx, file.size,
             file.n_params,
         )  # fmt: skip
 

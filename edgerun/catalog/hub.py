@@ -1,4 +1,4 @@
-"""``hf:OWNER/REPO[@REVISION]/FILE`` sources, through huggingface_hub: resume, xet, tokens, mirrors."""
+"""``hf:OWNER/REPO[@REVISION]/FILE`` sources, through huggingface_hub (resume, tokens, mirrors)."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _failed(source: str, error: Exception) -> DownloadError:
 def _bar_class(job: Job, total: int | None) -> type:
     from tqdm import tqdm
 
-    class Bar(tqdm):  # type: ignore[type-arg]
+    class Bar(tqdm):  # type: ignore[misc]
         """Passes what the library would draw on to the job's own progress callback."""
 
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -82,10 +82,9 @@ def _bar_class(job: Job, total: int | None) -> type:
             kwargs.update(file=io.StringIO(), disable=False)
             super().__init__(*args, **kwargs)
 
-        def update(self, n: float | None = 1) -> bool | None:
-            shown = super().update(n)
+        def update(self, n: float | None = 1) -> None:
+            super().update(n)
             job.report(int(self.n), total)
-            return shown
 
     return Bar
 
@@ -101,7 +100,5 @@ def find_cached(source: str) -> Path | None:
         return None
     from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(
-        repo, file, cache_dir=Path(cache).expanduser(), revision=revision
-    )
+    path = try_to_load_from_cache(repo, file, cache_dir=Path(cache).expanduser(), revision=revision)
     return Path(path) if isinstance(path, str) else None

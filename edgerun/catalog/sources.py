@@ -94,7 +94,8 @@ def find_in_place(spec: ModelSpec) -> Path | None:
             path = hub.find_cached(source)
         else:
             path = None if is_source(source) else Path(source)
-        if path is not None and path.is_file():
-            if not spec.exact_size or path.stat().st_size == spec.size:
-                return path
+        if path is None or not path.is_file():
+            continue
+        if not spec.exact_size or path.stat().st_size == spec.size:
+            return path
     return None

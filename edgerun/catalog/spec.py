@@ -186,9 +186,8 @@ def _spec(name: str, table: Mapping[str, Any], path: Path) -> ModelSpec:
         return value
 
     if unknown := set(table) - _KNOWN:
-        raise ModelFileError(
-            f"{where}: unknown field {printable(min(unknown))!r}; known: {', '.join(sorted(_KNOWN))}"
-        )
+        known = ", ".join(sorted(_KNOWN))
+        raise ModelFileError(f"{where}: unknown field {printable(min(unknown))!r}; known: {known}")
     sources = _sources(table.get("source"), where, path.parent)
     file = text("file") or re.split(r"[/\\+]", sources[0])[-1]
     sha256 = text("sha256").lower() or None

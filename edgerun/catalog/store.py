@@ -125,9 +125,8 @@ def list_models() -> list[Entry]:
     catalog = load_catalog()
     entries = [_entry(spec.name, spec) for spec in catalog.values()]
     with contextlib.suppress(FileNotFoundError):
-        for folder in sorted(p for p in _models().iterdir() if p.is_dir()):
-            if folder.name not in catalog:
-                entries.append(_entry(folder.name, _manifest_spec(folder)))
+        others = sorted(p for p in _models().iterdir() if p.is_dir() and p.name not in catalog)
+        entries += [_entry(folder.name, _manifest_spec(folder)) for folder in others]
     return entries
 
 
@@ -193,9 +192,8 @@ def _local(spec: ModelSpec) -> Resolved | None:
     path = _models() / spec.name / spec.file
     try:
         # A catalogue may move on to another file under the old name.
-        if not spec.exact_size or path.stat().st_size == spec.size:
-            if path.is_file():
-                return Resolved(path, spec.name, spec)
+        if path.is_file() and (not spec.exact_size or path.stat().st_size == spec.size):
+            return Resolved(path, spec.name, spec)
     except OSError:
         pass
     found = find_in_place(spec)
@@ -236,7 +234,7 @@ def _fetch_any(spec: ModelSpec, folder: Path, progress: Progress | None) -> Reso
 
 
 def _verify(spec: ModelSpec, target: Path, published: str | None) -> str:
-    """Check a fetched file and return its sha256; a wrong one is deleted, so a retry starts anew."""
+    """Check a fetched file and return its sha256; a wrong one is deleted: a retry starts anew."""
     with target.open("rb") as f:
         magic = f.read(4)
         f.seek(0)

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 __all__ = ["fetch"]
 
 _TRIES = 5  # in a row without one new byte
-_BLOCK = 1 << 20
 _RETRY_STATUS = {408, 425, 429, 500, 502, 503, 504}
 
 
@@ -94,7 +93,7 @@ def _save(response: httpx.Response, job: Job, start: int, total: int | None) -> 
     done = start
     with job.target.open("r+b" if start else "wb") as out:
         out.seek(start)
-        for block in response.iter_raw(_BLOCK):
+        for block in response.iter_raw():
             done += len(block)
             if total is not None and done > total:
                 raise DownloadError(f"{response.url} sent more than the {total} bytes it announced")

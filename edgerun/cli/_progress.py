@@ -1,10 +1,11 @@
-"""The progress bar that commands show while a model is fetched."""
+"""What commands show on a terminal's stderr while a model is fetched or loaded."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from edgerun.errors import printable
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
 
     from edgerun.catalog import Progress
 
-__all__ = ["pull_progress"]
+__all__ = ["load_progress", "pull_progress"]
+
+#: Loads that take less than this, in seconds, show nothing.
+_PATIENCE = 0.4
 
 
 @contextlib.contextmanager
@@ -62,3 +66,22 @@ def _bar() -> RichProgress:
         TimeRemainingColumn(),
         console=Console(stderr=True),
     )
+
+
+@contextlib.contextmanager
+def load_progress() -> Iterator[Callable[[int, int], None]]:
+    """A callback for ``LLM(progress=...)`` that rewrites one line."""
+    start = time.perf_counter()
+    shown = False
+
+    def report(done: int, total: int) -> None:
+        nonlocal shown
+        if sys.stderr.isatty() and time.perf_counter() - start > _PATIENCE and total:
+            shown = True
+            print(f"\rloading {done * 100 // total:3d} %", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield report
+    finally:
+        if shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

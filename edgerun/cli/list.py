@@ -31,34 +31,35 @@ def run(args: argparse.Namespace) -> int:
 
         print(json.dumps([_plain(e) for e in entries], indent=1))
         return 0
-    rows = [("NAME", "SIZE", "NEEDS", "CONTEXT", "HERE", "NOTES")]
-    rows += [_row(e) for e in entries]
+    rows = [["NAME", "SIZE", "NEEDS", "CONTEXT", "HERE", "NOTES"], *map(_row, entries)]
     widths = [max(len(r[i]) for r in rows) for i in range(5)]
-    for r in rows:
-        cells = [c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(r, widths))]
-        print("  ".join([*cells, r[5]]).rstrip())
+    for name, *cells, notes in rows:
+        padded = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        print("  ".join([name.ljust(widths[0]), *padded, notes]).rstrip())
     return 0
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _row(entry: Entry) -> list[str]:
     from edgerun.errors import printable
 
     spec = entry.spec
     here = "pulled" if entry.stored else "in place" if entry.path else ""
     if not here and entry.partial:
         here = "partly"
-    return (
+    return [
         printable(entry.name),
         _gigabytes(spec.size if spec else None),
         _gigabytes(spec.memory() if spec else None),
         f"{spec.context // 1024}k" if spec and spec.context else "",
         here,
         printable(spec.notes) if spec else "",
-    )
+    ]
 
 
 def _gigabytes(size: int | None) -> str:
-    return "" if size is None else f"{size / 1e9:.2f} GB" if size < 9.95e9 else f"{size / 1e9:.1f} GB"
+    if size is None:
+        return ""
+    return f"{size / 1e9:.2f} GB" if size < 9.95e9 else f"{size / 1e9:.1f} GB"
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Cases of the linear kernels that take float activations; the twin of ``cases.py``.
 
-A row is ``(op, type, n_rows, k)``. Shapes hold rows that fill no tile, an odd k, more than one panel
-of 128 k, more than one group of four tiles, and rows of one block only.
+A row is ``(op, type, n_rows, k)``. Shapes hold rows that fill no tile, an odd k, more than one
+panel of 128 k, more than one group of four tiles, and rows of one block only.
 """
 
 from __future__ import annotations

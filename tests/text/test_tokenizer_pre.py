@@ -133,6 +133,15 @@ def test_rewritten_patterns_split_as_the_originals(
         assert a.pre_tokenize_str(text) == b.pre_tokenize_str(text), text
 
 
+@pytest.mark.parametrize("pre", ["deepseek-llm", "afmoe", "tiny_aya", "superbpe"])
+def test_rewritten_patterns_are_linear(pre: str) -> None:
+    tok = tiny(pre)
+    start = time.process_time()
+    for text in ("1" * 100_000, "1" * 100_000 + "x", " " * 100_000 + "x", "½1" * 50_000):
+        tok.encode(text)
+    assert time.process_time() - start < 4.0  # the originals: over 10 s each
+
+
 @pytest.mark.parametrize("pre", DISTINCT)
 def test_no_pattern_is_quadratic(pre: str) -> None:
     tok = tiny(pre)

@@ -151,6 +151,11 @@ class Tokenizer(ABC):
         """The token as the vocabulary spells it (``Ġthe``, ``▁the``, ``<|im_end|>``)."""
         return self.vocab.tokens[self._check(token_id)]
 
+    def has_control(self, text: str) -> bool:
+        """Whether the vocabulary has a control token spelled ``text``."""
+        ids = self.encode(text, add_bos=False, parse_special=True)
+        return len(ids) == 1 and self.is_control(ids[0])
+
     def token_bytes(self, token_id: int, *, special: bool = False) -> bytes:
         """The bytes the token adds to the text; may be part of a character.
 

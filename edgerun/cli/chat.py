@@ -1,0 +1,158 @@
+"""``edgerun chat``: a conversation in the terminal, line by line."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from edgerun.cli.options import (
+    add_model_options,
+    add_sampling_options,
+    open_llm,
+    sampling_params,
+    speed_line,
+    writer,
+)
+from edgerun.errors import EdgerunError, RequestError, printable
+
+if TYPE_CHECKING:
+    import argparse
+
+    from edgerun.cli import Subparsers
+    from edgerun.core import SamplingParams
+    from edgerun.llm import LLM
+
+__all__ = ["add_parser", "run"]
+
+_HELP = """\
+/help            this text
+/system TEXT     set the system prompt and start over
+/reset           forget the conversation
+/undo            forget the last question and its answer
+/retry           answer the last question again
+/quit            leave (so does Ctrl-D)
+End a line with \\ to go on on the next. Ctrl-C stops an answer."""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    import argparse
+
+    p = subparsers.add_parser(
+        "chat",
+        help="talk in the terminal",
+        description="Talk to a model in the terminal.",
+        epilog="commands inside the chat:\n" + _HELP,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("--system", metavar="TEXT", help="a system prompt")
+    add_model_options(p)
+    add_sampling_options(p)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    try:
+        import readline  # noqa: F401  history and line editing for input()
+    except ImportError:
+        pass
+    with open_llm(args) as llm:
+        chat = _Chat(llm, params, args.system)
+        _say(f"{llm.name} · {_backend(llm)} · context {llm.n_ctx} · /help for commands")
+        while True:
+            try:
+                line = _read()
+            except KeyboardInterrupt:
+                _say("\n(Ctrl-D or /quit leaves)")
+                continue
+            if line is None or not chat.take(line):
+                return 0
+
+
+def _backend(llm: LLM) -> str:
+    facts = llm.backend.describe()
+    return " ".join([llm.backend.name, *(f"{k}={v}" for k, v in facts.items())])
+
+
+def _read() -> str | None:
+    """The next input, continued over lines that end in a backslash; ``None`` at its end."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    lines = []
+    try:
+        lines.append(input(prompt))
+        while lines[-1].endswith("\\"):
+            lines[-1] = lines[-1][:-1]
+            lines.append(input(". " if prompt else ""))
+    except EOFError:
+        return "\n".join(lines) if lines else None
+    return "\n".join(lines)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+class _Chat:
+    """A conversation and what its commands do to it."""
+
+    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+        self._llm = llm
+        self._params = params
+        self._system = system
+        self._messages: list[dict[str, Any]] = []
+        self._write = writer()
+
+    def take(self, line: str) -> bool:
+        """Act on one input; False when it was the last."""
+        word, _, rest = line.strip().partition(" ")
+        if word in ("/quit", "/exit"):
+            return False
+        if word == "/help":
+            _say(_HELP)
+        elif word == "/system":
+            self._system, self._messages = rest or None, []
+        elif word == "/reset":
+            self._messages = []
+        elif word == "/undo":
+            self._drop_turn()
+        elif word == "/retry":
+            question = self._drop_turn()
+            if question is not None:
+                self._ask(question)
+        elif word.startswith("/"):
+            _say(f"unknown command {printable(word)}; /help lists them")
+        elif line.strip():
+            self._ask(line)
+        return True
+
+    def _drop_turn(self) -> str | None:
+        if not self._messages:
+            _say("nothing to take back")
+            return None
+        question: str = self._messages[-2]["content"]
+        self._messages = self._messages[:-2]
+        return question
+
+    def _ask(self, question: str) -> None:
+        system = [{"role": "system", "content": self._system}] if self._system else []
+        turn = [*self._messages, {"role": "user", "content": question}]
+        answer, last = "", None
+        try:
+            chunks = self._llm.stream_chat([*system, *turn], self._params)
+            try:
+                for last in chunks:
+                    answer += last.text
+                    self._write(last.text)
+            except KeyboardInterrupt:
+                _say("\n(stopped)")
+            finally:
+                chunks.close()  # type: ignore[attr-defined]
+        except RequestError as e:  # e.g. the context is full: the conversation is still there
+            _say(f"error: {printable(e, 2000)}")
+            return
+        except EdgerunError as e:
+            _say(f"\nerror: {printable(e, 2000)}")
+            return
+        self._write("\n")
+        self._messages = [*turn, {"role": "assistant", "content": answer}]
+        if last is not None and last.timings is not None:
+            _say(f"[{speed_line(last.timings)}]")

@@ -1,0 +1,134 @@
+"""Arguments and steps that the generating commands share."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import unicodedata
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from edgerun.errors import RequestError
+
+if TYPE_CHECKING:
+    from edgerun.core import SamplingParams, Timings
+    from edgerun.llm import LLM
+
+__all__ = [
+    "add_model_options",
+    "add_sampling_options",
+    "open_llm",
+    "read_prompt",
+    "sampling_params",
+    "speed_line",
+    "terminal_text",
+    "writer",
+]
+
+
+def add_model_options(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("model")
+    g.add_argument("-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file")
+    g.add_argument("--backend", default="auto", help="auto, cpu or reference (default: auto)")
+    g.add_argument("--ctx", type=int, metavar="N", help="context in tokens (default: as trained)")
+    g.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)")
+    g.add_argument("--kv", metavar="TYPE", help="how K and V are stored: f16 (default) or f32")
+
+
+def add_sampling_options(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("sampling")
+    g.add_argument("-n", "--max-tokens", type=int, metavar="N", help="most tokens to generate")
+    g.add_argument("--temp", type=float, metavar="T", help="temperature; 0 = greedy (default: 0.8)")
+    g.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest (default: 40; 0 = all)")
+    g.add_argument("--top-p", type=float, metavar="P", help="keep this much probability (default: 0.95)")
+    g.add_argument("--min-p", type=float, metavar="P", help="drop below P x the likeliest (default: 0.05)")
+    g.add_argument("--repeat-penalty", type=float, metavar="X", help="1 = off (default)")
+    g.add_argument("--seed", type=int, metavar="S", help="same seed, same text (default: random)")
+    g.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
+    g.add_argument("--ignore-eos", action="store_true", help="go on past the model's own end")
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """The options that were given, over the defaults.
+
+    Raises:
+        RequestError: a value is out of range; names the field.
+    """
+    from edgerun.core import SamplingParams
+
+    fields = {
+        "max_tokens": args.max_tokens,
+        "temperature": args.temp,
+        "top_k": args.top_k,
+        "top_p": args.top_p,
+        "min_p": args.min_p,
+        "repeat_penalty": args.repeat_penalty,
+        "seed": args.seed,
+        "stop": args.stop,
+        "ignore_eos": args.ignore_eos or None,
+    }
+    return SamplingParams(**{k: v for k, v in fields.items() if v is not None})
+
+
+def open_llm(args: argparse.Namespace) -> LLM:
+    """Resolve, pull if need be and load the model, with progress on a terminal's stderr."""
+    from edgerun import catalog
+    from edgerun.cli._progress import load_progress, pull_progress
+    from edgerun.llm import LLM
+
+    with pull_progress(args.model or catalog.DEFAULT_MODEL) as pulling:
+        model = catalog.resolve(args.model, progress=pulling)
+    with load_progress() as loading:
+        return LLM(
+            model.path,
+            backend=args.backend,
+            n_ctx=args.ctx,
+            threads=args.threads,
+            kv_type=args.kv,
+            progress=loading,
+        )
+
+
+def read_prompt(words: list[str]) -> str:
+    """The prompt from the arguments, from stdin if it is piped, or both: arguments first.
+
+    Raises:
+        RequestError: neither holds any text.
+    """
+    given = "" if words == ["-"] else " ".join(words)
+    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    text = "\n\n".join(part for part in (given, piped) if part.strip())
+    if not text.strip():
+        raise RequestError("no prompt: give it as an argument or on stdin", param="prompt")
+    return text
+
+
+def terminal_text(text: str) -> str:
+    """Model output for a terminal: control characters but newline and tab become U+FFFD, so that
+    nothing can move the cursor, set the clipboard or change colours."""
+    return "".join(c if c in "\n\t" or _shown(c) else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def _shown(c: str) -> bool:
+    # Joiners and direction marks belong to emoji and to right-to-left text; overrides do not.
+    category = unicodedata.category(c)
+    return category not in ("Cc", "Cs", "Zl", "Zp") and not "\u202a" <= c <= "\u202e"
+
+
+def writer() -> Callable[[str], None]:
+    """Write model text to stdout at once; cleaned if it is a terminal, exact if it is not."""
+    clean = terminal_text if sys.stdout.isatty() else str
+
+    def write(text: str) -> None:
+        sys.stdout.write(clean(text))
+        sys.stdout.flush()
+
+    return write
+
+
+def speed_line(t: Timings) -> str:
+    """``prefill 35 tokens, 1200.0 t/s · decode 12 tokens, 300.0 t/s``."""
+    return (
+        f"prefill {t.prefill_tokens} tokens, {t.prefill_per_second:.1f} t/s · "
+        f"decode {t.decode_tokens} tokens, {t.decode_per_second:.1f} t/s"
+    )

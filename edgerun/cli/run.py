@@ -1,0 +1,100 @@
+"""``edgerun run PROMPT``: one answer on stdout."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from edgerun.cli.options import (
+    add_model_options,
+    add_sampling_options,
+    open_llm,
+    read_prompt,
+    sampling_params,
+    speed_line,
+    writer,
+)
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+    from edgerun.cli import Subparsers
+    from edgerun.core import Chunk
+    from edgerun.llm import LLM
+
+__all__ = ["add_parser", "run"]
+
+_EPILOG = """\
+examples:
+  edgerun run "Why is the sky blue?"
+  edgerun run -m ./model.gguf -n 64 --temp 0 "Hello"
+  git diff | edgerun run "Write a commit message for this change"
+  edgerun run --raw "def fibonacci(n):"            the text as it is, no chat template
+"""
+
+
+def add_parser(subparsers: Subparsers) -> None:
+    import argparse
+
+    p = subparsers.add_parser(
+        "run",
+        help="answer one prompt",
+        description="Answer one prompt: the answer streams to stdout, speeds go to stderr.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    p.add_argument("prompt", nargs="*", help="the prompt; text piped to stdin is added to it")
+    p.add_argument("--system", metavar="TEXT", help="a system prompt")
+    p.add_argument("--raw", action="store_true", help="complete the text without the chat template")
+    p.add_argument("--json", action="store_true", help="print one JSON object instead of streaming")
+    p.add_argument("-q", "--quiet", action="store_true", help="no speeds on stderr")
+    add_model_options(p)
+    add_sampling_options(p)
+
+
+def run(args: argparse.Namespace) -> int:
+    params = sampling_params(args)
+    prompt = read_prompt(args.prompt)
+    with open_llm(args) as llm:
+        if args.json:
+            return _print_json(llm, args, params, prompt)
+        write = writer()
+        last = None
+        for last in _chunks(llm, args, params, prompt):
+            write(last.text)
+        if sys.stdout.isatty():
+            sys.stdout.write("\n")
+        if last is not None and last.timings is not None and not args.quiet:
+            sys.stdout.flush()
+            print(speed_line(last.timings), file=sys.stderr)
+    return 0
+
+
+def _chunks(llm: LLM, args: argparse.Namespace, params: object, prompt: str) -> Iterator[Chunk]:
+    if args.raw:
+        return llm.stream(prompt, params)  # type: ignore[arg-type]
+    return llm.stream_chat(_messages(llm, args, prompt), params)  # type: ignore[arg-type]
+
+
+def _messages(llm: LLM, args: argparse.Namespace, prompt: str) -> list[dict[str, str]]:
+    if llm.chat_template().is_fallback:
+        print("note: this model has no chat template; --raw may suit it better", file=sys.stderr)
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    return [*system, {"role": "user", "content": prompt}]
+
+
+def _print_json(llm: LLM, args: argparse.Namespace, params: object, prompt: str) -> int:
+    from edgerun.cli.show import to_json
+    from edgerun.delivery import Collector
+
+    collector = Collector(want_logprobs=False)
+    for chunk in _chunks(llm, args, params, prompt):
+        if (done := collector.add(chunk)) is not None:
+            t = done.timings
+            speeds = {
+                "prefill_per_second": round(t.prefill_per_second, 2),
+                "decode_per_second": round(t.decode_per_second, 2),
+            }
+            print(to_json({"model": llm.name, **done.to_dict(), **speeds}))
+    return 0
