@@ -7,6 +7,7 @@
     │   ├── GGUFError             malformed, truncated or hostile bytes
     │   └── UnsupportedModelError well formed, but an architecture, type or tokenizer edgerun lacks
     ├── ModelNotFoundError        a name or path resolves to nothing
+    │   └── NotPulledError        a known name whose file is not on this machine yet
     ├── DownloadError             a pull failed and may be retried
     │   └── ChecksumError         the bytes arrived but are not the published ones
     ├── BackendError              a backend cannot do what was asked
@@ -38,6 +39,7 @@ __all__ = [
     "GenerationError",
     "ModelFileError",
     "ModelNotFoundError",
+    "NotPulledError",
     "OutOfMemoryError",
     "RequestError",
     "TemplateError",
@@ -66,6 +68,10 @@ class UnsupportedModelError(ModelFileError):
 
 class ModelNotFoundError(EdgerunError):
     code = "model_not_found"
+
+
+class NotPulledError(ModelNotFoundError):
+    code = "model_not_pulled"
 
 
 class DownloadError(EdgerunError):

@@ -24,6 +24,7 @@ from edgerun.errors import (
     DownloadError,
     ModelFileError,
     ModelNotFoundError,
+    NotPulledError,
     printable,
 )
 
@@ -67,7 +68,8 @@ def resolve(
     the default model.
 
     Raises:
-        ModelNotFoundError: no such file or name, or not here and ``pull`` is false.
+        ModelNotFoundError: no such file or name.
+        NotPulledError: a known model that is not here, and ``pull`` is false.
         ModelFileError: a folder, or a malformed catalogue.
         DownloadError, ChecksumError: the pull failed.
     """
@@ -84,7 +86,7 @@ def resolve(
     if found is not None:
         return found
     if not pull:
-        raise ModelNotFoundError(f"{spec.name} is not on this machine: edgerun pull {spec.name}")
+        raise NotPulledError(f"{spec.name} is not on this machine: edgerun pull {spec.name}")
     return _pull(spec, progress)
 
 

@@ -22,18 +22,21 @@ _PATIENCE = 0.4
 
 
 @contextlib.contextmanager
-def pull_progress(label: str) -> Iterator[Progress | None]:
-    """A callback that draws a bar on stderr, from its first call on; ``None`` off a terminal.
+def pull_progress(label: str) -> Iterator[Progress]:
+    """A callback that draws a bar on stderr from its first call on; off a terminal, one line.
 
     rich is imported by that first call: a model that is already here costs nothing.
     """
-    if not sys.stderr.isatty():
-        yield None
-        return
     bar: RichProgress | None = None
+    said = False
 
     def report(done: int, total: int | None) -> None:
-        nonlocal bar
+        nonlocal bar, said
+        if not sys.stderr.isatty():
+            if not said:
+                print(f"pulling {printable(label)}", file=sys.stderr, flush=True)
+            said = True
+            return
         if bar is None:
             bar = _bar()
             bar.add_task("pulling " + printable(label, 60).replace("[", "\\["), total=total)

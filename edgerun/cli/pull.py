@@ -6,9 +6,11 @@ import argparse
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from edgerun.cli import Subparsers
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "pull_with_bar", "run"]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -26,12 +28,16 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from edgerun import catalog
+
+    print(catalog.pull(args.model).path if args.quiet else pull_with_bar(args.model))
+    return 0
+
+
+def pull_with_bar(model: str | None) -> Path:
+    """The file of a model (``None`` = the default), fetched with a progress bar if it is absent."""
+    from edgerun import catalog
     from edgerun.cli._progress import pull_progress
 
-    if args.quiet:
-        found = catalog.pull(args.model)
-    else:
-        with pull_progress(args.model) as progress:
-            found = catalog.pull(args.model, progress=progress)
-    print(found.path)
-    return 0
+    name = model or catalog.DEFAULT_MODEL
+    with pull_progress(name) as progress:
+        return catalog.pull(name, progress=progress).path

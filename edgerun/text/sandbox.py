@@ -186,7 +186,7 @@ class _Rewrite(NodeTransformer):
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """One per template: its literals live here, where generated code finds them."""
 
-    concat = staticmethod(concat)
+    concat = staticmethod(lambda parts: _make_text(*parts))  # macros, blocks of {% set %}
     intercepted_binops = frozenset(_ARITHMETIC)
 
     def __init__(self, clock: Callable[[], datetime]) -> None:

@@ -7,12 +7,21 @@
 #include "dequant_iq.h"
 #include "dequant_small.h"
 #include "kernels.h"
+#include "linear_float.h"
 
 namespace er {
 namespace ER_ISA {
 namespace deq {
 
-enum { SPAN = 256, COLUMNS = 64 };  // values decoded at once; columns that share them, 4 KiB of accumulators
+// ROWS, a divisor of 16, times BLOCK columns fit the registers.
+#if defined(__AVX512F__)
+enum { ROWS = 4, BLOCK = 4 };
+#elif defined(__AVX2__) || defined(__ARM_NEON)
+enum { ROWS = 2, BLOCK = 2 };
+#else
+enum { ROWS = 1, BLOCK = 2 };
+#endif
+enum { SPAN = 256, COLUMNS = 64 };  // values decoded at once; columns that share them, 4 KiB of accumulators a row
 
 template <class F>
 static size_t row_bytes(int K) { return size_t(K / F::VALUES) * F::BYTES; }
@@ -37,42 +46,51 @@ static void decode(const uint8_t* b, int blocks, const int8_t* codes, float* out
 template <class F>
 ER_INL const int8_t* codes() { return F::GRID < 0 ? nullptr : grid(Grid(F::GRID)); }
 
-// acc[c] += w . x[c], C columns at a time so that each load of w feeds C sums.
+// acc[r][c] += w[r] . x[c], ROWS x C at a time so that every load feeds several sums.
 template <int C>
 ER_INL void dot(const float* w, const float* x, int64_t ldx, int n, float* acc) {
-  v16 a[C];
-  for (int c = 0; c < C; c++) a[c] = load(acc + 16 * c);
+  v16 a[ROWS][C];
+  ER_UNROLL
+  for (int i = 0; i < ROWS * C; i++) a[i / C][i % C] = load(acc + 16 * (i / C * COLUMNS + i % C));
   for (int k = 0; k < n; k += 16) {
-    const v16 v = load(w + k);
-    for (int c = 0; c < C; c++) a[c] = fma(v, load(x + c * ldx + k), a[c]);
+    v16 v[ROWS];
+    ER_UNROLL
+    for (int r = 0; r < ROWS; r++) v[r] = load(w + r * SPAN + k);
+    ER_UNROLL
+    for (int c = 0; c < C; c++) {
+      const v16 y = load(x + c * ldx + k);
+      ER_UNROLL
+      for (int r = 0; r < ROWS; r++) a[r][c] = fma(v[r], y, a[r][c]);
+    }
   }
-  for (int c = 0; c < C; c++) store(acc + 16 * c, a[c]);
+  ER_UNROLL
+  for (int i = 0; i < ROWS * C; i++) store(acc + 16 * (i / C * COLUMNS + i % C), a[i / C][i % C]);
 }
 static void dots(const float* w, const float* x, int K, int n, int M, float* acc) {
   int m = 0;
-  for (; m + 4 <= M; m += 4) dot<4>(w, x + int64_t(m) * K, K, n, acc + 16 * m);
+  for (; m + BLOCK <= M; m += BLOCK) dot<BLOCK>(w, x + int64_t(m) * K, K, n, acc + 16 * m);
   for (; m < M; m++) dot<1>(w, x + int64_t(m) * K, K, n, acc + 16 * m);
 }
 
 template <class F>
 static void run(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t*) {
-  const float* x = (const float*)act;
   const int8_t* grid_codes = codes<F>();
   const size_t size = row_bytes<F>(K);
-  alignas(64) float wide[SPAN];
-  alignas(64) float acc[16 * COLUMNS];
-  for (int64_t r = 0; r < 16 * int64_t(tiles); r++, w += size) {
+  alignas(64) float wide[ROWS * SPAN];
+  alignas(64) float acc[ROWS * COLUMNS * 16];
+  for (int64_t row = 0; row < 16 * int64_t(tiles); row += ROWS, w += ROWS * size) {
     for (int m0 = 0; m0 < M; m0 += COLUMNS) {
       const int cols = M - m0 < COLUMNS ? M - m0 : int(COLUMNS);
-      memset(acc, 0, sizeof(float) * 16 * size_t(cols));
-      const uint8_t* b = w;
+      const float* x = (const float*)act + int64_t(m0) * K;
+      for (int r = 0; r < ROWS; r++) memset(acc + r * COLUMNS * 16, 0, sizeof(float) * 16 * size_t(cols));
       for (int k = 0; k < K; k += SPAN) {
         const int n = K - k < SPAN ? K - k : int(SPAN);
-        decode<F>(b, n / F::VALUES, grid_codes, wide);
-        b += size_t(n / F::VALUES) * F::BYTES;
-        dots(wide, x + int64_t(m0) * K + k, K, n, cols, acc);
+        const uint8_t* b = w + size_t(k / F::VALUES) * F::BYTES;
+        for (int r = 0; r < ROWS; r++) decode<F>(b + size_t(r) * size, n / F::VALUES, grid_codes, wide + r * SPAN);
+        dots(wide, x + k, K, n, cols, acc);
       }
-      for (int m = 0; m < cols; m++) out[(m0 + m) * ldo + r] = sum16(load(acc + 16 * m));
+      for (int m = 0; m < cols; m++)
+        for (int r = 0; r < ROWS; r++) out[(m0 + m) * ldo + row + r] = sum16(load(acc + 16 * (r * COLUMNS + m)));
     }
   }
 }

@@ -11,6 +11,7 @@ from helpers.models import gemma3, smollm2
 from edgerun import catalog
 from edgerun.catalog.spec import check_file, check_name, config_dir, data_dir
 from edgerun.errors import ModelFileError
+from edgerun.gguf import GGUFFile
 
 
 @pytest.fixture(autouse=True)
@@ -47,24 +48,19 @@ def test_shipped_catalogue_is_complete() -> None:
     [("smollm2-135m", smollm2, "llama"), ("gemma3-270m", gemma3, "gemma3")],
 )
 def test_entries_agree_with_the_real_files(name, model, prefix, monkeypatch) -> None:
-    import gguf
-
     monkeypatch.delenv("EDGERUN_HOME")
     path = model()
     spec = catalog.load_catalog()[name]
     assert path.stat().st_size == spec.size
     assert hashlib.sha256(path.read_bytes()).hexdigest() == spec.sha256
-    fields = gguf.GGUFReader(path).fields
-
-    def value(key: str, default: int = 0) -> int:
-        return fields[f"{prefix}.{key}"].contents() if f"{prefix}.{key}" in fields else default
-
-    head_dim = value("embedding_length") // value("attention.head_count")
-    assert spec.context == value("context_length")
+    with GGUFFile.open(path) as file:
+        meta = {k.removeprefix(f"{prefix}."): v for k, v in file.metadata.items() if prefix in k}
+    head_dim = meta["embedding_length"] // meta["attention.head_count"]
+    assert spec.context == meta["context_length"]
     assert spec.kv == (
-        value("block_count"),
-        value("attention.head_count_kv"),
-        value("attention.key_length", head_dim),
+        meta["block_count"],
+        meta["attention.head_count_kv"],
+        meta.get("attention.key_length", head_dim),
     )
 
 

@@ -42,4 +42,4 @@ def test_perplexity(case: tuple[g.Golden, Runner]) -> None:
     golden, runner = case
     encode = load_tokenizer(runner.file.metadata).encode
     ids = g.eval_ids(golden, encode)
-    g.check_perplexity(golden, runner, ids, 1e-4, n_chunks=None if g.full() else 1)
+    g.check_perplexity(golden, runner, ids, 1e-4, chunks=None if g.full() else [1])

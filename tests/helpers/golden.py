@@ -49,6 +49,7 @@ class Golden:
     prompts: list[Prompt]
     text: str  # what perplexity is measured on
     context: int
+    bos_first: bool  # every chunk's first token is replaced by BOS
     perplexity: float
     chunk_nll: list[float]  # mean over the scored half of each chunk, nats per token
     n_tokens: int
@@ -79,6 +80,7 @@ def load(name: str) -> Golden:
         ],
         text=shared("golden", ppl["text"]).read_text("utf-8"),
         context=ppl["context"],
+        bos_first=ppl["bos_first"],
         perplexity=ppl["value"],
         chunk_nll=ppl["mean_nll_per_chunk"],
         n_tokens=ppl["tokens"],
@@ -175,18 +177,20 @@ def chunk_nll(
     golden: Golden,
     runner: Runner,
     ids: Sequence[int],
-    n_chunks: int | None = None,
+    chunks: Sequence[int] | None = None,
     prefill: int = 512,
 ) -> list[float]:
     """Mean negative log-likelihood of the second half of each chunk, nats per token.
 
     Each chunk of ``golden.context`` tokens starts an empty context and is prefilled in pieces
-    of ``prefill``.
+    of ``prefill``. ``chunks`` are indexes; ``None`` = all.
     """
     size, half = golden.context, golden.context // 2
     result = []
-    for c in range(len(ids) // size if n_chunks is None else n_chunks):
-        chunk = ids[c * size : (c + 1) * size]
+    for c in range(len(ids) // size) if chunks is None else chunks:
+        chunk = list(ids[c * size : (c + 1) * size])
+        if golden.bos_first:
+            chunk[0] = ids[0]
         logits = runner.logits(chunk, start=half - 1, chunk=prefill)[:-1]
         nll = [-log_softmax(row)[t] for row, t in zip(logits, chunk[half:], strict=True)]
         result.append(float(np.mean(nll)))
@@ -198,16 +202,16 @@ def check_perplexity(
     runner: Runner,
     ids: Sequence[int],
     tolerance: float,
-    n_chunks: int | None = None,
+    chunks: Sequence[int] | None = None,
     prefill: int = 512,
 ) -> None:
     """Perplexity is within the relative ``tolerance`` of the golden value: over all chunks, or
-    over the first ``n_chunks`` of them."""
-    found = chunk_nll(golden, runner, ids, n_chunks, prefill)
-    if n_chunks is None:
+    those in ``chunks``."""
+    found = chunk_nll(golden, runner, ids, chunks, prefill)
+    if chunks is None:
         assert len(found) == len(golden.chunk_nll)
         expected = golden.perplexity
     else:
-        expected = float(np.exp(np.mean(golden.chunk_nll[:n_chunks])))
+        expected = float(np.exp(np.mean([golden.chunk_nll[c] for c in chunks])))
     ppl = float(np.exp(np.mean(found)))
     assert abs(ppl / expected - 1) <= tolerance, f"perplexity {ppl:.5f}, golden {expected:.5f}"

@@ -38,6 +38,7 @@ class Runner:
         n_pages: int = 64,
         kv_type: str | None = None,
     ) -> None:
+        self.backend = backend
         self.file = GGUFFile.open(path)
         family = arch.get(self.file.get_str("general.architecture"))
         self.config = arch.configure(family, self.file, n_ctx)

@@ -38,7 +38,7 @@ ENDLESS = {
     "sum of lists": "{{ ([[1]] * 10000)|sum(start=[])|length }}",
     "hex": "{% set n = ('f' * 900000)|int(base=16) %}{{ n % 7 == 0 or 1 // 0 }}",
     "numbers": loop("{% set n.i = n.i * n.i %}", start="i=3"),
-    "power": "{{ 10**10**10**10 }}",
+    "power": "{{ 10**10**10**10**10 }}",
     "rounding": "{{ 1|round(10**9, 'ceil') }}",
 }
 HUGE = {

@@ -1,0 +1,176 @@
+"""The native CPU backend: every architecture, batch invariance, bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from helpers import models
+from helpers.paths import FIXTURES
+from helpers.runner import Runner
+
+from edgerun.backends.base import Batch
+from edgerun.backends.cpu import CPUBackend
+from edgerun.backends.cpu_abi import isa_names
+from edgerun.errors import BackendError, BackendUnavailableError
+
+ARCHS = sorted(p.stem for p in (FIXTURES / "arch").glob("*.gguf"))
+ISAS = isa_names()
+F32 = npt.NDArray[np.float32]
+
+
+@pytest.fixture
+def open_runner() -> Iterator[object]:
+    backends: list[CPUBackend] = []
+
+    def make(path: Path, isa: str | None = None, threads: int = 2, **kw: object) -> Runner:
+        backends.append(CPUBackend(threads=threads, isa=isa))
+        return Runner(path, backends[-1], **kw)  # type: ignore[arg-type]
+
+    yield make
+    for b in backends:
+        b.close()
+
+
+def fixture(name: str) -> Path:
+    return FIXTURES / "arch" / f"{name}.gguf"
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ARCHS)
+def test_architecture(open_runner, name: str, isa: str) -> None:
+    data = np.load(FIXTURES / "arch" / f"{name}.npz")
+    expected = data["logits"]
+    for kv_type, tolerance in (("f32", 1e-4), ("f16", 0.02 * np.abs(expected).max())):
+        runner = open_runner(fixture(name), isa, n_ctx=256, kv_type=kv_type)
+        found = runner.logits(data["ids"].tolist(), chunk=7)
+        np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
+
+
+def chunked(runner: Runner, ids: Sequence[int], chunk: int) -> F32:
+    return runner.logits(ids, chunk=chunk)
+
+
+def among_others(runner: Runner, ids: Sequence[int], vocab: int) -> F32:
+    """The same sequence as row 3 of 8, all at different lengths, prefilled in uneven pieces."""
+    rng = np.random.default_rng(5)
+    sequences = [runner.begin() for _ in range(8)]
+    parts: list[F32] = []
+    done = 0
+    while done < len(ids):
+        n = min(len(ids) - done, int(rng.integers(1, 40)))
+        rows = []
+        for i, s in enumerate(sequences):
+            if i == 3:
+                rows.append((s, ids[done : done + n], range(n)))
+            else:
+                other = rng.integers(0, vocab, int(rng.integers(1, 9))).tolist()
+                rows.append((s, other, [0]))
+        logits = runner.step(rows)
+        parts.append(logits[3 : 3 + n])
+        done += n
+    for s in sequences:
+        runner.end(s)
+    return np.concatenate(parts)
+
+
+def same_bits(a: F32, b: F32) -> bool:
+    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "qwen3"])
+def test_batch_invariance(open_runner, name: str, isa: str) -> None:
+    runner = open_runner(fixture(name), isa, n_ctx=256, n_pages=128)
+    vocab = runner.config.n_vocab
+    ids = np.random.default_rng(1).integers(0, vocab, 200).tolist()
+    alone = chunked(runner, ids, 512)
+    for chunk in (1, 7, 64):
+        assert same_bits(alone, chunked(runner, ids, chunk)), chunk
+    assert same_bits(alone, among_others(runner, ids, vocab))
+
+
+@pytest.mark.parametrize("model", [models.smollm2, models.gemma3], ids=["smollm2", "gemma3"])
+def test_batch_invariance_of_a_real_model(open_runner, model) -> None:
+    runner = open_runner(model(), n_ctx=1024, n_pages=128)
+    vocab = runner.config.n_vocab
+    ids = np.random.default_rng(1).integers(0, vocab, 70).tolist()
+    alone = chunked(runner, ids, 512)
+    for chunk in (1, 7, 64):
+        assert same_bits(alone, chunked(runner, ids, chunk)), chunk
+    assert same_bits(alone, among_others(runner, ids, vocab))
+
+
+def test_long_context_crosses_a_split(open_runner) -> None:
+    """2 048 tokens end a split of the attention sum; chunks and threads must not show there."""
+    ids = np.random.default_rng(2).integers(0, 200, 2200).tolist()
+    one = open_runner(fixture("llama"), threads=1, n_ctx=4096, n_pages=80)
+    three = open_runner(fixture("llama"), threads=3, n_ctx=4096, n_pages=80)
+    a, b = one.logits(ids, start=2000, chunk=512), three.logits(ids, start=2000, chunk=333)
+    assert same_bits(a, b)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
+def test_instruction_sets_agree(open_runner, name: str) -> None:
+    ids = np.random.default_rng(3).integers(0, 200, 50).tolist()
+    best, *others = (open_runner(fixture(name), isa, n_ctx=256).logits(ids) for isa in ISAS)
+    for other in others:
+        np.testing.assert_allclose(other, best, atol=1e-5, rtol=1e-5)
+
+
+def test_pages_can_be_copied_exported_and_restored(open_runner) -> None:
+    runner = open_runner(fixture("qwen3"), n_ctx=256, n_pages=8)
+    ids = np.random.default_rng(4).integers(0, 200, 40).tolist()
+
+    def last(pages: Sequence[int]) -> F32:
+        return np.array(runner.program.run(Batch.pack([(ids[-1:], 39, pages, [0])])))
+
+    runner.program.run(Batch.pack([(ids[:39], 0, [0, 1], [])]))
+    expected = last([0, 1])
+    runner.kv.copy_page(0, 5)
+    assert same_bits(expected, last([5, 1]))
+    saved = runner.kv.export_page(1)
+    assert len(saved) == runner.kv.page_bytes
+    runner.kv.import_page(6, saved)
+    runner.kv.import_page(1, bytes(len(saved)))
+    assert same_bits(expected, last([5, 6]))
+    assert not same_bits(expected, last([5, 1]))
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (([9999999], 0, [0], [0]), "token id"),
+        (([-1], 0, [0], [0]), "token id"),
+        (([1], 0, [99], [0]), "block table"),
+        (([1], 0, [-1], [0]), "block table"),
+        (([1], 64, [0, 1], [0]), "block table"),
+        (([1], -1, [0], [0]), "negative"),
+        (([1], 0, [0], [3]), "out of range"),
+    ],
+)
+def test_bad_batches_are_refused(open_runner, row, message: str) -> None:
+    runner = open_runner(fixture("llama"), n_ctx=256, n_pages=4)
+    with pytest.raises(BackendError, match=message):
+        runner.program.run(Batch.pack([row]))
+    assert np.isfinite(runner.logits([1, 2, 3])).all()
+
+
+def test_unknown_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BackendUnavailableError, match=r"sse9.*generic"):
+        CPUBackend(isa="sse9")
+    monkeypatch.setenv("EDGERUN_ISA", "generic")
+    assert CPUBackend().isa == "generic"
+
+
+def test_stale_pages_do_not_leak_into_another_sequence(open_runner) -> None:
+    """Pages come back dirty, here with NaN in every slot."""
+    runner = open_runner(fixture("llama"), n_ctx=256, n_pages=4, kv_type="f32")
+    ids = list(range(1, 40))
+    expected = np.array(runner.program.run(Batch.pack([(ids, 0, [0, 1], range(39))])))
+    for page in range(4):
+        runner.kv.import_page(page, np.full(runner.kv.page_bytes // 4, np.nan, np.float32).tobytes())
+    assert same_bits(expected, np.array(runner.program.run(Batch.pack([(ids, 0, [2, 3], range(39))]))))
