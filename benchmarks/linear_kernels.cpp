@@ -79,7 +79,7 @@ void read_only(const uint8_t* p, size_t n) {
 #if defined(__AVX2__)
   __m256i s = _mm256_setzero_si256();
   for (size_t i = 0; i + 64 <= n; i += 64) {
-    __builtin_prefetch(p + i + 4096, 0, 0);
+    __builtin_prefetch(p + i + 4096, 0, 3);
     s = _mm256_add_epi32(s, _mm256_add_epi32(_mm256_loadu_si256((const __m256i*)(p + i)), _mm256_loadu_si256((const __m256i*)(p + i + 32))));
   }
   volatile int sink = _mm256_extract_epi32(s, 0);

@@ -1,20 +1,34 @@
-"""From sampled tokens to :class:`~edgerun.core.Chunk`: text, stop strings, and the way to the caller."""
+"""From sampled tokens to :class:`~edgerun.core.Chunk`: text, stop strings, the way out."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import queue
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
-from edgerun.core import Chunk, Completion, FinishReason, SamplingParams, Timings, TokenLogprob, Usage
+from edgerun.core import (
+    Chunk,
+    Completion,
+    FinishReason,
+    SamplingParams,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
 from edgerun.engine.sampling import Sampled
 from edgerun.text.detok import StreamDetokenizer
 from edgerun.text.tokenizer import Tokenizer
 
-__all__ = ["AsyncMailbox", "Collector", "Delivery", "Mailbox"]
+__all__ = ["AsyncMailbox", "ChunkStream", "Collector", "Delivery", "Mailbox"]
 
 Item: TypeAlias = "Chunk | Exception"
+
+# On Windows Ctrl-C does not wake a thread that waits for a lock: look up now and then.
+_POLL = 0.2 if os.name == "nt" else None
 
 
 class Delivery:
@@ -79,7 +93,9 @@ class Mailbox:
 
     def get(self) -> Chunk:
         """The next chunk; raises what ended the request instead of its last chunk."""
-        return _open(self._items.get())
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return _open(self._items.get(timeout=_POLL))
 
 
 class AsyncMailbox:
@@ -90,8 +106,8 @@ class AsyncMailbox:
         self._items: asyncio.Queue[Item] = asyncio.Queue()
 
     def put(self, item: Item) -> None:
-        # A loop that has closed has no reader left either.
-        if not self._loop.is_closed():
+        # RuntimeError: the loop has closed, so no reader is left either.
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._items.put_nowait, item)
 
     async def get(self) -> Chunk:
@@ -102,6 +118,35 @@ def _open(item: Item) -> Chunk:
     if isinstance(item, Exception):
         raise item
     return item
+
+
+class ChunkStream(Iterator[Chunk]):
+    """A running request's chunks. Closing or dropping it ends the request.
+
+    ``owner`` is kept alive until then: the model that computes the chunks.
+    """
+
+    def __init__(self, mailbox: Mailbox, cancel: Callable[[], None], owner: object) -> None:
+        self._mailbox = mailbox
+        self._owner = owner
+        self._done = False
+        self._cancel = weakref.finalize(self, cancel)
+
+    def __next__(self) -> Chunk:
+        if self._done:
+            raise StopIteration
+        try:
+            chunk = self._mailbox.get()
+        except Exception:
+            self._done = True
+            raise
+        self._done = chunk.finish_reason is not None
+        return chunk
+
+    def close(self) -> None:
+        """End the request, if it still runs; no more chunks come."""
+        self._done = True
+        self._cancel()
 
 
 class Collector:

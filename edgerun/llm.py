@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
+import operator
 import secrets
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
@@ -14,10 +18,11 @@ from typing import Any, TypeAlias
 from edgerun import catalog
 from edgerun.backends.base import PAGE_SIZE, Backend
 from edgerun.core import Chunk, Completion, SamplingParams
-from edgerun.delivery import AsyncMailbox, Collector, Delivery, Item, Mailbox
-from edgerun.engine import Engine, Limits, Sequence as EngineSequence, Worker
+from edgerun.delivery import AsyncMailbox, ChunkStream, Collector, Delivery, Item, Mailbox
+from edgerun.engine import Engine, Limits, Worker
+from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.sampling import Sampler
-from edgerun.errors import ClosedError, ContextLengthError, RequestError
+from edgerun.errors import ClosedError, ContextLengthError, RequestError, printable
 from edgerun.loading import LoadedModel, load, open_backend
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
@@ -56,6 +61,7 @@ class LLM:
         ModelNotFoundError, DownloadError: the model cannot be found or fetched.
         ModelFileError: the file cannot be used.
         BackendError: the backend cannot be used, or memory does not suffice.
+        RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, or ``backend`` unknown.
     """
 
     def __init__(
@@ -69,10 +75,15 @@ class LLM:
         max_batch: int = 16,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
-        resolved = catalog.resolve(None if model is None else str(model))
+        for key, number in (("n_ctx", n_ctx), ("threads", threads), ("max_batch", max_batch)):
+            _check_count(key, number)
+        resolved = catalog.resolve(model)
         opened = open_backend(backend, threads) if isinstance(backend, str) else None
         used = opened if opened is not None else backend
-        assert isinstance(used, Backend)
+        if not isinstance(used, Backend):
+            raise RequestError(
+                f"backend must be a name or a Backend, not {used!r}", param="backend"
+            )
         try:
             self._model: LoadedModel = load(resolved.path, used, n_ctx, kv_type, progress)
         except BaseException:
@@ -85,8 +96,10 @@ class LLM:
         engine = Engine(
             self._model.program, self._model.kv.n_pages, PAGE_SIZE, Limits(max_rows=max_batch)
         )
-        self._worker = Worker(engine)
-        self._close = weakref.finalize(self, _shut_down, self._worker, opened)
+        # The worker's thread frees the backend, after its last step: nothing else may.
+        at_end = opened.close if opened is not None else partial(_keep, used)
+        self._worker = Worker(engine, at_end)
+        self._close = weakref.finalize(self, self._worker.close)
 
     # -- facts --------------------------------------------------------------------------------
 
@@ -116,8 +129,7 @@ class LLM:
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ``ids``; control tokens are left out unless ``special``."""
-        self._check_ids(ids)
-        return self._model.tokenizer.decode(ids, special=special)
+        return self._model.tokenizer.decode(self._ids(ids), special=special)
 
     def apply_template(
         self,
@@ -173,14 +185,18 @@ class LLM:
             GenerationError: the model's output is not a number.
             ClosedError: the LLM was closed.
         """
-        return _collect(self.stream(prompt, params, **overrides), _params(params, overrides))
+        chosen = _params(params, overrides)
+        return _collect(self.stream(prompt, chosen), chosen)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
-    ) -> Iterator[Chunk]:
-        """:meth:`generate` piece by piece. The request starts at once; abandoning the iterator
-        frees its place."""
-        return self._stream(self._prompt_ids(prompt), _params(params, overrides))
+    ) -> ChunkStream:
+        """:meth:`generate` piece by piece. The request starts at once; closing or abandoning the
+        iterator frees its place."""
+        mailbox = Mailbox()
+        ids, chosen = self._prompt_ids(prompt), _params(params, overrides)
+        sequence = self._submit(ids, chosen, mailbox.put)
+        return ChunkStream(mailbox, partial(self._worker.cancel, sequence), owner=self)
 
     def chat(
         self,
@@ -203,7 +219,7 @@ class LLM:
         tools: Sequence[Mapping[str, Any]] | None = None,
         continue_final: bool = False,
         **overrides: Any,
-    ) -> Iterator[Chunk]:
+    ) -> ChunkStream:
         """:meth:`chat` piece by piece."""
         ids = self.apply_template(messages, tools=tools, continue_final=continue_final)
         return self.stream(ids, params, **overrides)
@@ -212,18 +228,17 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
     ) -> Completion:
         """:meth:`generate` for coroutines; cancelling the task frees its place."""
-        collector = Collector(_params(params, overrides).logprobs is not None)
-        async for chunk in self.astream(prompt, params, **overrides):
-            if (done := collector.add(chunk)) is not None:
-                return done
-        raise ClosedError("the stream ended without a last chunk")
+        chosen = _params(params, overrides)
+        return await _acollect(self.astream(prompt, chosen), chosen)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
-    ) -> AsyncIterator[Chunk]:
-        """:meth:`stream` for coroutines."""
+    ) -> AsyncGenerator[Chunk, None]:
+        """:meth:`stream` for coroutines. It starts, and refuses, at the first ``anext``."""
+        chosen = _params(params, overrides)
+        ids = await asyncio.to_thread(self._prompt_ids, prompt)  # long texts take a while
         mailbox = AsyncMailbox()
-        sequence = self._submit(self._prompt_ids(prompt), _params(params, overrides), mailbox.put)
+        sequence = self._submit(ids, chosen, mailbox.put)
         try:
             while True:
                 chunk = await mailbox.get()
@@ -237,15 +252,20 @@ class LLM:
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
     ) -> Completion:
         """:meth:`chat` for coroutines; ``options`` as there."""
-        ids, overrides = self._chat_ids(messages, options)
-        return await self.agenerate(ids, params, **overrides)
+        given = {k: v for k, v in options.items() if k not in _TEMPLATE_OPTIONS}
+        chosen = _params(params, given)
+        return await _acollect(self.astream_chat(messages, params, **options), chosen)
 
-    def astream_chat(
+    async def astream_chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
-    ) -> AsyncIterator[Chunk]:
+    ) -> AsyncGenerator[Chunk, None]:
         """:meth:`stream_chat` for coroutines; ``options`` as there."""
-        ids, overrides = self._chat_ids(messages, options)
-        return self.astream(ids, params, **overrides)
+        template = {k: options.pop(k) for k in _TEMPLATE_OPTIONS if k in options}
+        chosen = _params(params, options)
+        ids = await asyncio.to_thread(self.apply_template, messages, **template)
+        async with contextlib.aclosing(self.astream(ids, chosen)) as chunks:
+            async for chunk in chunks:
+                yield chunk
 
     def close(self) -> None:
         """End running requests with ClosedError and free threads and memory. Idempotent."""
@@ -264,27 +284,29 @@ class LLM:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _chat_ids(
-        self, messages: Sequence[Message], options: dict[str, Any]
-    ) -> tuple[list[int], dict[str, Any]]:
-        ids = self.apply_template(
-            messages,
-            tools=options.pop("tools", None),
-            continue_final=options.pop("continue_final", False),
-        )
-        return ids, options
-
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenize(prompt)
-        self._check_ids(prompt)
-        return list(prompt)
+        return self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt)
 
-    def _check_ids(self, ids: Sequence[int]) -> None:
+    def _ids(self, ids: Sequence[int]) -> list[int]:
+        """``ids`` as plain ints; numpy's integers are welcome."""
+        if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
+            raise RequestError(
+                f"expected text or a list of token ids, not {type(ids).__name__}", param="prompt"
+            )
         n_vocab = self._model.tokenizer.n_vocab
+        out = []
         for i in ids:
-            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < n_vocab:
-                raise RequestError(f"{i!r} is not a token id below {n_vocab}", param="prompt")
+            try:
+                n = -1 if isinstance(i, bool) else operator.index(i)
+            except TypeError:
+                n = -1
+            if not 0 <= n < n_vocab:
+                raise RequestError(
+                    f"{printable(repr(i), 40)} is not a token id from 0 to {n_vocab - 1}",
+                    param="prompt",
+                )
+            out.append(n)
+        return out
 
     def _submit(
         self, ids: list[int], params: SamplingParams, emit: Callable[[Item], None]
@@ -319,29 +341,9 @@ class LLM:
         self._worker.submit(sequence)
         return sequence
 
-    def _stream(self, ids: list[int], params: SamplingParams) -> Iterator[Chunk]:
-        mailbox = Mailbox()
-        return _ChunkIterator(self._worker, self._submit(ids, params, mailbox.put), mailbox)
 
-
-class _ChunkIterator(Iterator[Chunk]):
-    """A running request's chunks; closing or dropping it ends the request."""
-
-    def __init__(self, worker: Worker, sequence: EngineSequence, mailbox: Mailbox) -> None:
-        self._mailbox = mailbox
-        self._done = False
-        self.close = weakref.finalize(self, worker.cancel, sequence)
-
-    def __next__(self) -> Chunk:
-        if self._done or not self.close.alive:
-            raise StopIteration
-        try:
-            chunk = self._mailbox.get()
-        except Exception:
-            self._done = True
-            raise
-        self._done = chunk.finish_reason is not None
-        return chunk
+#: Options of :meth:`LLM.chat` that are no sampling parameters.
+_TEMPLATE_OPTIONS = ("tools", "continue_final")
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
@@ -358,15 +360,30 @@ def _params(params: SamplingParams | None, overrides: dict[str, Any]) -> Samplin
     return dataclasses.replace(params, **overrides) if overrides else params
 
 
-def _collect(chunks: Iterator[Chunk], params: SamplingParams) -> Completion:
+def _check_count(name: str, value: int | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise RequestError(f"{name} must be a whole number above 0, not {value!r}", param=name)
+
+
+def _collect(chunks: ChunkStream, params: SamplingParams) -> Completion:
     collector = Collector(params.logprobs is not None)
-    for chunk in chunks:
-        if (done := collector.add(chunk)) is not None:
-            return done
+    with contextlib.closing(chunks):  # an interrupt ends the request, too
+        for chunk in chunks:
+            if (done := collector.add(chunk)) is not None:
+                return done
     raise ClosedError("the stream ended without a last chunk")
 
 
-def _shut_down(worker: Worker, backend: Backend | None) -> None:
-    worker.close()
-    if backend is not None:
-        backend.close()
+async def _acollect(chunks: AsyncGenerator[Chunk, None], params: SamplingParams) -> Completion:
+    collector = Collector(params.logprobs is not None)
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            if (done := collector.add(chunk)) is not None:
+                return done
+    raise ClosedError("the stream ended without a last chunk")
+
+
+def _keep(backend: Backend) -> None:
+    """The caller closes ``backend``; until the worker ends, it must not be collected."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,8 @@ _SEQUENCES = 4  # full contexts the pool holds, if memory allows
 
 @dataclass(eq=False)
 class LoadedModel:
-    """A model bound to a backend, with a KV pool. ``facts`` are the file's metadata but its arrays."""
+    """A model bound to a backend, with a KV pool. ``facts`` are the file's metadata, arrays left
+    out."""
 
     path: Path
     facts: Mapping[str, Any]
@@ -57,6 +59,8 @@ def open_backend(name: str, threads: int | None = None) -> Backend:
             try:
                 return open_backend(candidate, threads)
             except BackendUnavailableError as e:
+                if candidate == "cpu" and os.environ.get("EDGERUN_ISA"):
+                    raise  # someone chose an instruction set: do not run without it in silence
                 log.warning("backend %s is not available: %s", candidate, e)
         raise BackendUnavailableError("no backend works here: see 'edgerun doctor'")
     if name == "cpu":

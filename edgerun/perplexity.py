@@ -10,12 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from edgerun.backends.base import PAGE_SIZE, Batch, Program
-from edgerun.errors import RequestError
+from edgerun.errors import GenerationError, RequestError
 
 __all__ = ["Perplexity", "perplexity"]
 
 #: Tokens whose logits are asked for in one step: 64 rows of a 262k vocabulary are 67 MB.
 _OUTPUTS = 64
+
+#: Tokens in one step where no logits are wanted.
+_TOKENS = 512
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ def perplexity(
 
     Raises:
         RequestError: the text is shorter than one chunk, or ``n_ctx`` below 4.
+        GenerationError: the model's output is not a number.
     """
     if n_ctx < 4:
         raise RequestError(f"ctx must be at least 4, not {n_ctx}", param="ctx")
@@ -63,7 +67,10 @@ def perplexity(
         if progress is not None:
             progress(c + 1, n_chunks)
     nll = np.array(scores)
-    value = math.exp(nll.mean())
+    with np.errstate(over="ignore"):
+        value = float(np.exp(nll.mean()))
+    if not math.isfinite(value):
+        raise GenerationError(f"the model's output is unusable: a perplexity of {value}")
     error = value * float(nll.std(ddof=1)) / math.sqrt(len(nll))
     return Perplexity(value, error, len(nll), n_chunks)
 
@@ -73,7 +80,9 @@ def _score_chunk(program: Program, chunk: list[int]) -> list[float]:
     half = len(chunk) // 2
     scores: list[float] = []
     # Token p is predicted by the logits of token p - 1.
-    program.run(Batch.pack([(chunk[: half - 1], 0, pages, [])])) if half > 1 else None
+    for start in range(0, half - 1, _TOKENS):
+        part = chunk[start : min(start + _TOKENS, half - 1)]
+        program.run(Batch.pack([(part, start, pages, [])]))
     for start in range(half - 1, len(chunk) - 1, _OUTPUTS):
         part = chunk[start : min(start + _OUTPUTS, len(chunk) - 1)]
         logits = program.run(Batch.pack([(part, start, pages, range(len(part)))]))

@@ -159,7 +159,7 @@ def _find_spec(text: str) -> ModelSpec:
         stored = _manifest_spec(folder)
         if stored is not None:
             return stored
-    if Path(text).is_dir():
+    if text and Path(text).is_dir():
         raise ModelFileError(f"{printable(text)} is a folder: name the .gguf file in it")
     if text.lower().endswith(".gguf") or "/" in text or os.sep in text:
         raise ModelNotFoundError(f"no such file: {printable(text)}")

@@ -54,7 +54,8 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"edgerun {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    # argparse forgets the commands' own indent: a long metavar makes room for the longest one.
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND [ARGS]", title="commands")
     for name in COMMANDS if only is None else (only,):
         module = importlib.import_module(f"{__name__}.{name}")
         module.add_parser(subparsers)

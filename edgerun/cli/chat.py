@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from edgerun.cli.options import (
     add_model_options,
     add_sampling_options,
+    forgive_stdin,
     open_llm,
     sampling_params,
     speed_line,
     writer,
 )
-from edgerun.errors import EdgerunError, RequestError, printable
+from edgerun.errors import ClosedError, EdgerunError, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -51,13 +53,12 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
-    try:
+    forgive_stdin()
+    with suppress(ImportError):
         import readline  # noqa: F401  history and line editing for input()
-    except ImportError:
-        pass
     with open_llm(args) as llm:
         chat = _Chat(llm, params, args.system)
-        _say(f"{llm.name} · {_backend(llm)} · context {llm.n_ctx} · /help for commands")
+        _say(f"{printable(llm.name)} · {_backend(llm)} · context {llm.n_ctx} · /help for commands")
         while True:
             try:
                 line = _read()
@@ -115,9 +116,10 @@ class _Chat:
         elif word == "/undo":
             self._drop_turn()
         elif word == "/retry":
+            before = self._messages
             question = self._drop_turn()
-            if question is not None:
-                self._ask(question)
+            if question is not None and not self._ask(question):
+                self._messages = before
         elif word.startswith("/"):
             _say(f"unknown command {printable(word)}; /help lists them")
         elif line.strip():
@@ -132,27 +134,27 @@ class _Chat:
         self._messages = self._messages[:-2]
         return question
 
-    def _ask(self, question: str) -> None:
+    def _ask(self, question: str) -> bool:
+        """Stream an answer and remember the turn; False if there was none to remember."""
         system = [{"role": "system", "content": self._system}] if self._system else []
         turn = [*self._messages, {"role": "user", "content": question}]
         answer, last = "", None
         try:
-            chunks = self._llm.stream_chat([*system, *turn], self._params)
-            try:
+            with closing(self._llm.stream_chat([*system, *turn], self._params)) as chunks:
                 for last in chunks:
                     answer += last.text
                     self._write(last.text)
-            except KeyboardInterrupt:
-                _say("\n(stopped)")
-            finally:
-                chunks.close()  # type: ignore[attr-defined]
-        except RequestError as e:  # e.g. the context is full: the conversation is still there
-            _say(f"error: {printable(e, 2000)}")
-            return
-        except EdgerunError as e:
-            _say(f"\nerror: {printable(e, 2000)}")
-            return
+        except KeyboardInterrupt:
+            _say("\n(stopped)")
+            if not answer:
+                return False
+        except ClosedError:
+            raise
+        except EdgerunError as e:  # e.g. the context is full: the conversation is still there
+            _say(("\n" if answer else "") + f"error: {printable(e, 2000)}")
+            return False
         self._write("\n")
         self._messages = [*turn, {"role": "assistant", "content": answer}]
         if last is not None and last.timings is not None:
             _say(f"[{speed_line(last.timings)}]")
+        return True

@@ -18,7 +18,8 @@ def add_parser(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "doctor",
         help="what this machine can run",
-        description="Print the backends and instruction sets of this machine, and why others are not used.",
+        description="Print the backends and instruction sets of this machine, and why others are "
+        "not used.",
         epilog="example: edgerun doctor --json",
     )
     p.add_argument("--json", action="store_true", help="print one JSON object")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_model_options",
     "add_sampling_options",
+    "forgive_stdin",
     "open_llm",
     "read_prompt",
     "sampling_params",
@@ -28,7 +30,9 @@ __all__ = [
 
 def add_model_options(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("model")
-    g.add_argument("-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file")
+    g.add_argument(
+        "-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file"
+    )
     g.add_argument("--backend", default="auto", help="auto, cpu or reference (default: auto)")
     g.add_argument("--ctx", type=int, metavar="N", help="context in tokens (default: as trained)")
     g.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)")
@@ -39,12 +43,20 @@ def add_sampling_options(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("sampling")
     g.add_argument("-n", "--max-tokens", type=int, metavar="N", help="most tokens to generate")
     g.add_argument("--temp", type=float, metavar="T", help="temperature; 0 = greedy (default: 0.8)")
-    g.add_argument("--top-k", type=int, metavar="K", help="keep the K likeliest (default: 40; 0 = all)")
-    g.add_argument("--top-p", type=float, metavar="P", help="keep this much probability (default: 0.95)")
-    g.add_argument("--min-p", type=float, metavar="P", help="drop below P x the likeliest (default: 0.05)")
+    g.add_argument(
+        "--top-k", type=int, metavar="K", help="keep the K likeliest (default: 40; 0 = all)"
+    )
+    g.add_argument(
+        "--top-p", type=float, metavar="P", help="keep this much probability (default: 0.95)"
+    )
+    g.add_argument(
+        "--min-p", type=float, metavar="P", help="drop below P x the likeliest (default: 0.05)"
+    )
     g.add_argument("--repeat-penalty", type=float, metavar="X", help="1 = off (default)")
     g.add_argument("--seed", type=int, metavar="S", help="same seed, same text (default: random)")
-    g.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
+    g.add_argument(
+        "--stop", action="append", metavar="TEXT", help="end before this text; repeatable"
+    )
     g.add_argument("--ignore-eos", action="store_true", help="go on past the model's own end")
 
 
@@ -96,11 +108,20 @@ def read_prompt(words: list[str]) -> str:
         RequestError: neither holds any text.
     """
     given = "" if words == ["-"] else " ".join(words)
-    piped = "" if sys.stdin is None or sys.stdin.isatty() else sys.stdin.read()
+    piped = ""
+    if sys.stdin is not None and not sys.stdin.isatty():
+        forgive_stdin()
+        piped = sys.stdin.read().removesuffix("\n")  # echo's, as $(...) drops it
     text = "\n\n".join(part for part in (given, piped) if part.strip())
     if not text.strip():
         raise RequestError("no prompt: give it as an argument or on stdin", param="prompt")
     return text
+
+
+def forgive_stdin() -> None:
+    """Bytes on stdin that are not text become U+FFFD instead of an error."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
 
 
 def terminal_text(text: str) -> str:

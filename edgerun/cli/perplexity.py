@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(path: str) -> str:
     try:
-        with open(path, encoding="utf-8") as f:
+        with open(path, encoding="utf-8", newline="") as f:
             return f.read()
     except (OSError, ValueError) as e:
         raise RequestError(f"cannot read {printable(path)}: {e}", param="file") from e

@@ -17,10 +17,10 @@ from edgerun.cli.options import (
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Iterator
 
     from edgerun.cli import Subparsers
-    from edgerun.core import Chunk
+    from edgerun.core import SamplingParams
+    from edgerun.delivery import ChunkStream
     from edgerun.llm import LLM
 
 __all__ = ["add_parser", "run"]
@@ -61,20 +61,21 @@ def run(args: argparse.Namespace) -> int:
             return _print_json(llm, args, params, prompt)
         write = writer()
         last = None
-        for last in _chunks(llm, args, params, prompt):
-            write(last.text)
-        if sys.stdout.isatty():
-            sys.stdout.write("\n")
+        try:
+            for last in _chunks(llm, args, params, prompt):
+                write(last.text)
+        finally:
+            if sys.stdout.isatty():
+                write("\n")
         if last is not None and last.timings is not None and not args.quiet:
-            sys.stdout.flush()
             print(speed_line(last.timings), file=sys.stderr)
     return 0
 
 
-def _chunks(llm: LLM, args: argparse.Namespace, params: object, prompt: str) -> Iterator[Chunk]:
+def _chunks(llm: LLM, args: argparse.Namespace, params: SamplingParams, prompt: str) -> ChunkStream:
     if args.raw:
-        return llm.stream(prompt, params)  # type: ignore[arg-type]
-    return llm.stream_chat(_messages(llm, args, prompt), params)  # type: ignore[arg-type]
+        return llm.stream(prompt, params)
+    return llm.stream_chat(_messages(llm, args, prompt), params)
 
 
 def _messages(llm: LLM, args: argparse.Namespace, prompt: str) -> list[dict[str, str]]:
@@ -84,7 +85,7 @@ def _messages(llm: LLM, args: argparse.Namespace, prompt: str) -> list[dict[str,
     return [*system, {"role": "user", "content": prompt}]
 
 
-def _print_json(llm: LLM, args: argparse.Namespace, params: object, prompt: str) -> int:
+def _print_json(llm: LLM, args: argparse.Namespace, params: SamplingParams, prompt: str) -> int:
     from edgerun.cli.show import to_json
     from edgerun.delivery import Collector
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Iterable
 
-from edgerun.backends.base import Batch, Program
+from edgerun.backends.base import F32, Batch, Program
 from edgerun.core import FinishReason
 from edgerun.engine.pages import PagePool
 from edgerun.engine.scheduler import Demand, Limits, plan
 from edgerun.engine.sequence import Sequence
-from edgerun.errors import EdgerunError, GenerationError
+from edgerun.errors import OutOfMemoryError
 
 __all__ = ["Engine"]
+
+log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -41,20 +43,15 @@ class Engine:
         return not self.sequences
 
     def step(self) -> None:
-        """Compute one batch. A sequence that cannot go on is failed or finished; others continue."""
+        """Compute one batch. A sequence that cannot go on is failed or finished; others go on."""
         self._drop_cancelled()
         rows = self._schedule()
         if not rows:
+            self._unstick()
             return
-        batch = Batch.pack(
-            [
-                (s.ids[s.n_past : s.n_past + n], s.n_past, s.pages, [n - 1] if n == s.pending else [])
-                for s, n in rows
-            ]
-        )
         try:
-            logits = self.program.run(batch)
-        except EdgerunError as e:
+            logits = self.program.run(Batch.pack([_row(s, n) for s, n in rows]))
+        except Exception as e:  # whatever it was, sequences outside this batch go on
             for s, _ in rows:
                 self._fail(s, e)
             return
@@ -63,7 +60,9 @@ class Engine:
         for s, n in rows:
             done = n == s.pending
             s.n_past += n
-            if done:
+            if done and s.max_tokens == 0:
+                self._finish(s, FinishReason.LENGTH)
+            elif done:
                 self._sample(s, logits[out])
                 out += 1
 
@@ -96,10 +95,23 @@ class Engine:
             rows.append((s, n))
         return rows
 
-    def _sample(self, s: Sequence, logits: object) -> None:
+    def _unstick(self) -> None:
+        """Fail the oldest sequence if even alone it gets no page, rather than wait for ever."""
+        if self.sequences:
+            s = self.sequences[0]
+            size = self.pool.n_pages * self.pool.page_size
+            self._fail(
+                s,
+                OutOfMemoryError(
+                    f"the sequence has {len(s.ids)} tokens but the KV pool holds {size}: "
+                    "load the model with a larger n_ctx"
+                ),
+            )
+
+    def _sample(self, s: Sequence, logits: F32) -> None:
         try:
             reason = s.accept(s.sampler.sample(logits))
-        except GenerationError as e:
+        except Exception as e:  # NaN logits, or a sink that broke: this request's trouble alone
             self._fail(s, e)
             return
         if reason is not None:
@@ -110,18 +122,32 @@ class Engine:
             self._finish(s, FinishReason.ABORT)
 
     def _finish(self, s: Sequence, reason: FinishReason) -> None:
-        self._remove([s])
-        s.sink.finish(reason, s.usage(), s.timings())
+        self._remove(s)
+        try:
+            s.sink.finish(reason, s.usage(), s.timings())
+        except Exception as e:
+            self._tell(s, e)
 
     def _fail(self, s: Sequence, error: Exception) -> None:
-        self._remove([s])
-        s.sink.fail(error)
+        self._remove(s)
+        self._tell(s, error)
 
-    def _remove(self, gone: Iterable[Sequence]) -> None:
-        for s in gone:
-            self._release(s)
-            self.sequences.remove(s)
+    def _tell(self, s: Sequence, error: Exception) -> None:
+        try:
+            s.sink.fail(error)
+        except Exception:  # nobody is left to hear it
+            log.exception("a request's sink failed while it was told of %r", error)
+
+    def _remove(self, s: Sequence) -> None:
+        self._release(s)
+        self.sequences.remove(s)
 
     def _release(self, s: Sequence) -> None:
         self.pool.release(s.pages)
         s.pages = []
+
+
+def _row(s: Sequence, n: int) -> tuple[list[int], int, list[int], list[int]]:
+    """The next ``n`` tokens of ``s`` as a batch's row; logits only where one is sampled."""
+    wanted = n == s.pending and s.max_tokens > 0
+    return s.ids[s.n_past : s.n_past + n], s.n_past, s.pages, [n - 1] if wanted else []

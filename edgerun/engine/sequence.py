@@ -29,9 +29,9 @@ class Sequence:
     """Token ids, how many of them are in the cache, and where.
 
     Attributes:
-        ids: prompt and generated tokens.
+        ids: prompt and generated tokens; at least one.
         n_prompt: how many of ``ids`` are the prompt.
-        max_tokens: most tokens to generate, context already considered.
+        max_tokens: most tokens to generate, context already considered; 0 = compute the prompt.
         n_past: tokens whose K and V are in ``pages``.
     """
 
@@ -50,6 +50,8 @@ class Sequence:
     n_prompt: int = field(init=False)
 
     def __post_init__(self) -> None:
+        if not self.ids:
+            raise ValueError("a sequence needs at least one token")
         self.n_prompt = len(self.ids)
 
     @property

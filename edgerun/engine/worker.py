@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+from collections.abc import Callable
 
 from edgerun.engine.engine import Engine
 from edgerun.engine.sequence import Sequence
@@ -10,12 +12,18 @@ from edgerun.errors import ClosedError
 
 __all__ = ["Worker"]
 
+log = logging.getLogger(__name__)
+
 
 class Worker:
-    """Owns the thread that steps an :class:`Engine`. It sleeps while there is nothing to do."""
+    """Owns the thread that steps an :class:`Engine`. It sleeps while there is nothing to do.
 
-    def __init__(self, engine: Engine) -> None:
+    ``at_end`` is the last thing the thread calls: it may free what the engine computes with.
+    """
+
+    def __init__(self, engine: Engine, at_end: Callable[[], None] | None = None) -> None:
         self._engine = engine
+        self._at_end = at_end
         self._new: list[Sequence] = []
         self._wake = threading.Condition()
         self._closed = False
@@ -35,13 +43,19 @@ class Worker:
             self._wake.notify()
 
     def cancel(self, sequence: Sequence) -> None:
-        """End a sequence before the next step; harmless if it has already ended."""
-        with self._wake:
-            sequence.cancelled = True
-            self._wake.notify()
+        """End a sequence before the next step; harmless if it has already ended.
+
+        Takes no lock, since finalizers call it from any thread at any time; the engine's thread
+        does not sleep while a sequence is under way.
+        """
+        sequence.cancelled = True
 
     def close(self) -> None:
-        """Fail what is running with ClosedError, stop the thread and wait for it."""
+        """Fail what is running with ClosedError, stop the thread and wait for it.
+
+        On the engine's own thread (a finalizer may run there) it cannot wait: the thread stops,
+        and calls ``at_end``, when its step is over.
+        """
         with self._wake:
             self._closed = True
             self._wake.notify()
@@ -49,18 +63,29 @@ class Worker:
             self._thread.join()
 
     def _loop(self) -> None:
-        while True:
-            with self._wake:
-                while not self._closed and not self._new and self._engine.idle:
-                    self._wake.wait()
-                new, self._new = self._new, []
-                closed = self._closed
-            for s in new:
-                self._engine.add(s)
-            if closed:
-                self._engine.fail_all(ClosedError("the model was closed while generating"))
-                return
-            try:
-                self._engine.step()
-            except Exception as e:  # a bug must not leave callers waiting for ever
-                self._engine.fail_all(e)
+        try:
+            while self._turn():
+                pass
+        finally:
+            self._closed = True  # however it ended, nobody may wait for this thread any more
+            if self._at_end is not None:
+                self._at_end()
+
+    def _turn(self) -> bool:
+        """Wait for work and do one step; False once closed."""
+        with self._wake:
+            while not self._closed and not self._new and self._engine.idle:
+                self._wake.wait()
+            new, self._new = self._new, []
+            closed = self._closed
+        for s in new:
+            self._engine.add(s)
+        if closed:
+            self._engine.fail_all(ClosedError("the model was closed while generating"))
+            return False
+        try:
+            self._engine.step()
+        except Exception as e:  # a bug must not leave callers waiting for ever
+            log.exception("the engine's step failed; its requests are ended")
+            self._engine.fail_all(e)
+        return True

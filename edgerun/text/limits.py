@@ -17,10 +17,12 @@ All three grow with the size of the request, never with what the template says.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-__all__ = ["Budget", "LimitExceeded", "current"]
+__all__ = ["Budget", "LimitExceeded", "current", "spending"]
 
 _TICKS_PER_CLOCK_READ = 32
 _MAX_DEPTH = 100
@@ -53,7 +55,7 @@ class Budget:
         if self._ticks < 0:
             self._ticks = _TICKS_PER_CLOCK_READ
             if time.thread_time() > self._deadline:
-                raise LimitExceeded(f"it ran for more than {self.seconds:g} s")
+                raise LimitExceeded(f"it ran for more than {self.seconds:.2g} s")
 
     def charge(self, chars: int) -> None:
         """``chars`` characters, or as much memory, are about to be made."""
@@ -129,5 +131,15 @@ _CURRENT: ContextVar[Budget] = ContextVar("edgerun_template_budget")
 
 
 def current() -> Budget:
-    """The budget of the rendering under way on this thread."""
+    """The budget of the rendering under way on this thread; ``LookupError`` outside of one."""
     return _CURRENT.get()
+
+
+@contextmanager
+def spending(budget: Budget) -> Iterator[None]:
+    """Make ``budget`` the current one."""
+    token = _CURRENT.set(budget)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)

@@ -57,6 +57,8 @@ class Marked(str):
 
     def _cut(self, start: int, stop: int) -> str:
         text = str.__getitem__(self, slice(start, stop))
+        if not text:
+            return text
         spans = tuple(
             (max(a, start) - start, min(b, stop) - start)
             for a, b in self.spans
@@ -134,6 +136,11 @@ class Marked(str):
         if not old:
             return str.replace(self, old, new, count)
         return join(new, self.split(old, count))
+
+    def repeated(self, n: int) -> str:
+        """``self * n``, with marks if all of it has them."""
+        text = str.__mul__(self, n)
+        return mark(text) if self.spans == ((0, len(self)),) else text
 
     def join(self, items: Iterable[str], /) -> str:
         return join(self, list(items))

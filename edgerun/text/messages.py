@@ -126,7 +126,7 @@ def _content(value: Any, at: str) -> str | None:
             raise _bad(f"{at}[{i}] must be an object with a type, such as text")
         if kind not in _TEXT_PARTS:
             shown = printable(kind, 60)
-            raise _bad(f"{at}[{i}] is a part of type {shown!r}; this model takes text parts only")
+            raise _bad(f"{at}[{i}] is a part of type '{shown}'; this model takes text parts only")
         body = next((part[k] for k in ("text", "refusal", "thinking") if k in part), None)
         texts.append(_text(body, f"{at}[{i}].text"))
     return "\n".join(texts)

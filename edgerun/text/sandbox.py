@@ -37,7 +37,7 @@ from jinja2.visitor import NodeTransformer
 
 from edgerun.text.filters import FILTERS
 from edgerun.text.limits import MAX_INT_BITS, LimitExceeded, current
-from edgerun.text.marked import concat, mark
+from edgerun.text.marked import Marked, concat, mark
 from edgerun.text.text_ops import add, call_str_method, format_percent, text_of
 
 __all__ = ["Refusal", "TemplateEnvironment"]
@@ -47,7 +47,7 @@ _ATTRS_OF_DICT = frozenset(dir(dict))
 _METHODS_OF_TEXT = frozenset(x for x in dir(str) if not x.startswith("_"))
 _METHODS: dict[type, frozenset[str]] = {
     dict: frozenset(["get", "items", "keys", "values"]),
-    list: frozenset(["count", "index", "pop"]),
+    list: frozenset(["count", "index"]),
     tuple: frozenset(["count", "index"]),
 }
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
@@ -289,8 +289,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             return call_str_method(budget, owner, name, args, kwargs)
         if isinstance(owner, (Cycler, LoopContext)):
             return method(*args, **kwargs)
-        if isinstance(owner, TemplateList) and name == "append":
-            return budget.append(owner, *args)
+        if isinstance(owner, TemplateList) and name in ("append", "pop"):
+            return budget.append(owner, *args) if name == "append" else owner.pop(*args)
         for kind, names in _METHODS.items():
             if isinstance(owner, kind) and name in names:
                 result = method(*args, **kwargs)
@@ -314,8 +314,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             for x, n in ((left, right), (right, left)):
                 if isinstance(x, (str, list, tuple)) and isinstance(n, int):
                     budget.charge((len(x) if isinstance(x, str) else 16 * len(x)) * max(n, 0))
-                    if isinstance(x, str):
-                        return concat([x] * n)
+                    if isinstance(x, Marked):
+                        return x.repeated(n)
         elif op == "**" and isinstance(left, int) and isinstance(right, int):
             if left.bit_length() * abs(right) > MAX_INT_BITS:
                 raise LimitExceeded("it made a number too large")

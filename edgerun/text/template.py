@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -80,7 +81,8 @@ class ChatTemplate:
         self.source = source
         self.name = printable(name, 80)
         self.is_fallback = is_fallback
-        self._program: Program = Program(source, name, clock, seconds)
+        self._program: Program = Program(source, name, clock)
+        self._seconds = seconds
         self._clock = clock
         self._base = {
             "bos_token": mark(bos_token),
@@ -203,7 +205,8 @@ class ChatTemplate:
     ) -> str | None:
         """The prompt, or ``None`` where the template refuses or fails."""
         try:
-            return self._render(messages, tools, {"add_generation_prompt": True}, style)
+            variables = {"add_generation_prompt": True}
+            return self._render(messages, tools, variables, style, min(self._seconds, 0.5))
         except TemplateError:
             return None
 
@@ -244,18 +247,21 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None,
         variables: Mapping[str, Any],
         style: Style | None = None,
+        seconds: float | None = None,
     ) -> str:
         """Render in ``style``, or, without one, in the first style that does not break."""
         from edgerun.text.template_program import BrokenTemplateError
 
         first: TemplateError | None = None
+        end = time.thread_time() + (seconds or self._seconds)
         for s in (style,) if style else self._styles(messages, tools):
             values = {**self._base, **self._aliases(tools), **variables}
             values["messages"] = [shaped(m, s, self._tags) for m in messages]
             values["tools"] = [] if tools is None and s.empty_tools else tools
             size = count_chars(values)
             try:
-                return self._program.run(values, size, len(messages))
+                left = max(end - time.thread_time(), 0.01)
+                return self._program.run(values, size, len(messages), left)
             except BrokenTemplateError as e:
                 first = first or e
         assert first is not None

@@ -10,7 +10,7 @@ from jinja2 import Template, TemplateSyntaxError
 from jinja2 import TemplateError as JinjaError
 
 from edgerun.errors import TemplateError, printable
-from edgerun.text.limits import _CURRENT, Budget, LimitExceeded
+from edgerun.text.limits import Budget, LimitExceeded, spending
 from edgerun.text.marked import concat
 from edgerun.text.sandbox import Refusal, TemplateEnvironment
 
@@ -30,11 +30,8 @@ class Program:
         TemplateError: longer than 128 KiB, or malformed; the message has the line.
     """
 
-    def __init__(
-        self, source: str, name: str, clock: Callable[[], datetime], seconds: float
-    ) -> None:
+    def __init__(self, source: str, name: str, clock: Callable[[], datetime]) -> None:
         self.name = printable(name, 80)
-        self.seconds = seconds
         if len(source) > MAX_SOURCE_CHARS:
             raise TemplateError(
                 f"{self.name} has {len(source)} characters; templates may have {MAX_SOURCE_CHARS}"
@@ -51,30 +48,22 @@ class Program:
         except (JinjaError, SyntaxError, ValueError, OverflowError, TypeError) as e:
             raise TemplateError(f"{self.name} is malformed: {printable(e)}") from None
 
-    def run(self, variables: Mapping[str, Any], input_chars: int, n_messages: int) -> str:
-        """Render within the bounds of :mod:`edgerun.text.limits`.
+    def run(
+        self, variables: Mapping[str, Any], input_chars: int, n_messages: int, seconds: float
+    ) -> str:
+        """Render within the bounds of :mod:`edgerun.text.limits` and ``seconds`` of CPU time.
 
         Raises:
             TemplateError: the template's own refusal, with its words.
             BrokenTemplateError: any failure the template did not intend.
         """
-        budget = Budget(input_chars, n_messages, self.seconds)
-        token = _CURRENT.set(budget)
-        pieces: list[str] = []
-        size = 0
+        budget = Budget(input_chars, n_messages, seconds)
         try:
-            for piece in self._template.generate(variables):
-                budget.tick()
-                size += len(piece)
-                if size > budget.limit:
-                    raise LimitExceeded(f"it wrote more than {budget.limit} characters")
-                pieces.append(piece)
-            text = concat(pieces)
-            if not text.isascii():
-                text.encode()  # a template may spell half a surrogate pair
-            return text
+            with spending(budget):
+                return self._text(variables, budget)
         except Refusal as e:
-            raise TemplateError(printable(e.message or "the chat template refused", 1000)) from None
+            said = printable(e.message or "the chat template refused", 1000)
+            raise TemplateError(said, param="messages") from None
         except LimitExceeded as e:
             raise TemplateError(f"{self.name} was stopped{_line(e)}: {e}") from None
         except RecursionError:
@@ -84,8 +73,20 @@ class Program:
         except Exception as e:  # templates can raise anything that Python's operators can
             what = f"{type(e).__name__}: {printable(e)}"
             raise BrokenTemplateError(f"{self.name} failed{_line(e)}: {what}") from None
-        finally:
-            _CURRENT.reset(token)
+
+    def _text(self, variables: Mapping[str, Any], budget: Budget) -> str:
+        pieces: list[str] = []
+        size = 0
+        for piece in self._template.generate(variables):
+            budget.tick()
+            size += len(piece)
+            if size > budget.limit:
+                raise LimitExceeded(f"it wrote more than {budget.limit} characters")
+            pieces.append(piece)
+        text = concat(pieces)
+        if not text.isascii():
+            text.encode()  # a template may spell half a surrogate pair
+        return text
 
 
 def _line(error: BaseException) -> str:

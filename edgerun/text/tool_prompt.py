@@ -62,8 +62,9 @@ def _before_first_user(messages: Sequence[Message], text: str) -> list[Message]:
 def fold_history(messages: Sequence[Message], *, results: bool) -> list[Message]:
     """``messages`` with tool calls as text of the assistant's messages.
 
-    With ``results`` also the tools' messages become text, of user messages. Results that follow each other become one user message, and join a user message that comes
-    next, so that roles still alternate.
+    With ``results`` also the tools' messages become text, of user messages. Results that follow
+    each other become one message, and join a user message that comes next, so that roles still
+    alternate.
     """
     out: list[Message] = []
     open_results = False

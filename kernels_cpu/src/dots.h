@@ -18,8 +18,15 @@ namespace q8 {
 
 #if !defined(ER_ACC16)
 
-// Kernels that differ in BITS alone are one where BITS does not matter.
+// Kernels that differ in BITS alone are one where it does not matter: plain sums here, and scaled ones above 4 bits.
+// Up to 4 bits the sum of 16 products fits int16, and one pair_dot multiplies and adds; 3 bits come with signed scales.
 constexpr int code_bits(int) { return 8; }
+constexpr int scaled_bits(int bits) { return !PAIR_SCALES || bits > 4 ? 8 : bits == 3 ? 3 : 4; }
+template <int BITS>
+ER_INL vi pair_scale(vi scale) {
+  if constexpr (BITS == 3) return and_(scale, all32(0xffff));  // the sum's upper half is its sign, not a second sum
+  else return scale;
+}
 
 template <int N, int BITS, int C, class F>
 ER_INL void dots(vi (&acc)[C], const F& codes, const uint8_t* a) {
@@ -31,10 +38,20 @@ ER_INL void dots(vi (&acc)[C], const F& codes, const uint8_t* a) {
 
 template <int N, int BITS, int C, class F>
 ER_INL void dots_scaled(vi (&acc)[C], const F& codes, const uint8_t* a, vi scale) {
-  vi sum[C];
-  ER_EACH sum[c] = zero_i();
-  dots<N, BITS>(sum, codes, a);
-  ER_EACH acc[c] = mul_add(acc[c], sum[c], scale);
+  if constexpr (scaled_bits(BITS) <= 4) {
+    const vi s = pair_scale<BITS>(scale);
+    steps<0, N / 4>([&](auto part) __attribute__((always_inline)) {
+      vi sum[C];
+      ER_EACH sum[c] = zero_i();
+      dots<4, BITS>(sum, [&](auto j) __attribute__((always_inline)) { return codes(Int<part.v * 4 + j.v>{}); }, a + part.v * 16);
+      ER_EACH acc[c] = pair_dot(acc[c], sum[c], s);
+    });
+  } else {
+    vi sum[C];
+    ER_EACH sum[c] = zero_i();
+    dots<N, BITS>(sum, codes, a);
+    ER_EACH acc[c] = mul_add(acc[c], sum[c], scale);
+  }
 }
 
 template <int N, int BITS, int C>
@@ -51,13 +68,26 @@ ER_INL void dots2(vi (&acc)[C][2], const uint8_t* w, const uint8_t* a) {
 
 template <int N, int BITS, int C>
 ER_INL void dots2_scaled(vi (&acc)[C][2], const uint8_t* w, const uint8_t* a, const uint8_t* scale) {
-  vi sum[C][2];
-  ER_EACH sum[c][0] = sum[c][1] = zero_i();
-  dots2<N, BITS>(sum, w, a);
-  const vi s0 = ldi(scale), s1 = ldi(scale + VB);
-  ER_EACH {
-    acc[c][0] = mul_add(acc[c][0], sum[c][0], s0);
-    acc[c][1] = mul_add(acc[c][1], sum[c][1], s1);
+  if constexpr (scaled_bits(BITS) <= 4) {
+    const vi s0 = pair_scale<BITS>(ldi(scale)), s1 = pair_scale<BITS>(ldi(scale + VB));
+    steps<0, N / 4>([&](auto part) __attribute__((always_inline)) {
+      vi sum[C][2];
+      ER_EACH sum[c][0] = sum[c][1] = zero_i();
+      dots2<4, BITS>(sum, w + part.v * 8 * VB, a + part.v * 16);
+      ER_EACH {
+        acc[c][0] = pair_dot(acc[c][0], sum[c][0], s0);
+        acc[c][1] = pair_dot(acc[c][1], sum[c][1], s1);
+      }
+    });
+  } else {
+    vi sum[C][2];
+    ER_EACH sum[c][0] = sum[c][1] = zero_i();
+    dots2<N, BITS>(sum, w, a);
+    const vi s0 = ldi(scale), s1 = ldi(scale + VB);
+    ER_EACH {
+      acc[c][0] = mul_add(acc[c][0], sum[c][0], s0);
+      acc[c][1] = mul_add(acc[c][1], sum[c][1], s1);
+    }
   }
 }
 
@@ -65,6 +95,7 @@ ER_INL void dots2_scaled(vi (&acc)[C][2], const uint8_t* w, const uint8_t* a, co
 
 // Steps whose int16 sums cannot overflow: each adds at most 2 * 127 * (2^BITS - 1).
 constexpr int code_bits(int bits) { return bits <= 4 ? 4 : bits; }
+constexpr int scaled_bits(int bits) { return code_bits(bits); }
 constexpr int steps_in_16(int bits) { return bits <= 4 ? 8 : bits == 5 ? 4 : bits == 6 ? 2 : 1; }
 template <int BITS>
 ER_INL vi products_of(vi u, vi x) {

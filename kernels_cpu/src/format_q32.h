@@ -24,13 +24,13 @@ struct Format32 {
     else return h2f(p);
   }
 };
-typedef Format32<2, 2, 2, 0, ZERO8, Nib> Q4_0;
-typedef Format32<3, 1, 2, 1, NO_ZERO, Nib> Q4_1;
-typedef Format32<6, 2, 2, 0, ZERO16, Nib5> Q5_0;
-typedef Format32<7, 1, 2, 1, NO_ZERO, Nib5> Q5_1;
-typedef Format32<8, 2, 2, 0, ZERO_BYTE, Byte> Q8_0;
-typedef Format32<20, 2, 2, 0, ZERO_BYTE, Lut<Iq4Values>> IQ4_NL;
-typedef Format32<39, 4, 1, 0, ZERO16, Lut<Mxfp4Values>> MXFP4;
+struct Q4_0 : Format32<2, 2, 2, 0, ZERO8, Nib> {};
+struct Q4_1 : Format32<3, 1, 2, 1, NO_ZERO, Nib> {};
+struct Q5_0 : Format32<6, 2, 2, 0, ZERO16, Nib5> {};
+struct Q5_1 : Format32<7, 1, 2, 1, NO_ZERO, Nib5> {};
+struct Q8_0 : Format32<8, 2, 2, 0, ZERO_BYTE, Byte> {};
+struct IQ4_NL : Format32<20, 2, 2, 0, ZERO_BYTE, Lut<Iq4Values>> {};
+struct MXFP4 : Format32<39, 4, 1, 0, ZERO16, Lut<Mxfp4Values>> {};
 
 template <class T>
 static size_t tile_bytes32(int K) { return size_t((K / 32 + T::U - 1) / T::U) * size_t(T::UNIT); }

@@ -105,10 +105,10 @@ struct Gemm {
   void (*block)(const uint8_t* w, const uint8_t* a, int records, float* f, bool first);
 };
 
-// Bytes [i / n, (i + 1) / n) of the next slice: fetched while column tile i is at work.
-ER_INL void fetch_part(const uint8_t* p, size_t bytes, int i, int n) {
-  const size_t end = (bytes * size_t(i + 1) / size_t(n) + 63) & ~size_t(63);
-  for (size_t o = bytes * size_t(i) / size_t(n) & ~size_t(63); o < end; o += 64) __builtin_prefetch(p + o, 0, 2);
+// A part of the next slice, while a column tile is at work: to L2, since L1 holds this slice.
+ER_INL void fetch(const uint8_t* p, size_t from, size_t bytes, size_t end) {
+  end = from + bytes < end ? from + bytes : end;
+  for (; from < end; from += 64) __builtin_prefetch(p + from, 0, 2);
 }
 
 static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool both, const uint8_t* act, int K, int M, float* out,
@@ -120,16 +120,18 @@ static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool 
     const size_t at = size_t(k0 / g.unit_k) * size_t(g.unit), bytes = size_t(SLICE / g.unit_k) * size_t(g.unit);
     g.unpack(w0 + at, records, slice);
     g.unpack(w1 + at, records, slice + VB);
+    const size_t part = (bytes / size_t(nt) + 63) & ~size_t(63);
     for (int i = 0; i < nt; i++) {
-      fetch_part(w0 + at + bytes, bytes, i, nt);
-      if (both) fetch_part(w1 + at + bytes, bytes, i, nt);
-      g.block(slice, act + size_t(i) * act_tile + size_t(k0 / g.record_k) * size_t(g.act_record), records,
-              sums + i * BLOCK_C * 2 * R, k0 == 0);
+      fetch(w0 + at + bytes, size_t(i) * part, part, bytes);
+      if (both) fetch(w1 + at + bytes, size_t(i) * part, part, bytes);
+      float* f = sums + i * BLOCK_C * 2 * R;
+      g.block(slice, act + size_t(i) * act_tile + size_t(k0 / g.record_k) * size_t(g.act_record), records, f, k0 == 0);
+      if (k0 + kn < K) continue;
+      for (int m = i * BLOCK_C; m < M && m < (i + 1) * BLOCK_C; m++, f += 2 * R) {
+        stf(out + m * ldo, ldf(f));
+        if (both) stf(out + m * ldo + R, ldf(f + R));
+      }
     }
-  }
-  for (int m = 0; m < M; m++) {
-    stf(out + m * ldo, ldf(sums + m * 2 * R));
-    if (both) stf(out + m * ldo + R, ldf(sums + m * 2 * R + R));
   }
 }
 

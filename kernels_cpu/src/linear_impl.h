@@ -56,7 +56,7 @@ struct RunK {
       return;
     }
     const Gemm g = {tile, 256, T::UNIT, 256, BLOCK_C * REC256, SLICE256, unpack_slice_k<T>,
-                    block_k<T::NS, T::ZERO, T::MIN, code_bits(T::Codes::BITS), BLOCK_C>};
+                    block_k<T::NS, T::ZERO, T::MIN, scaled_bits(T::Codes::BITS), BLOCK_C>};
     many_columns(g, w, tiles, act, K, M, out, ldo, scratch);
   }
   static constexpr Linear row() { return {T::TYPE, ACT_Q8_256, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>}; }

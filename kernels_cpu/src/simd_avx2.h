@@ -45,7 +45,7 @@ ER_INL vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 ER_INL vf fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
 
 #if defined(__AVXVNNI__)
-enum { SIGNED8 = 0 };
+enum { SIGNED8 = 0, PAIR_SCALES = 1 };
 ER_INL vi pair_dot(vi acc, vi x, vi y) { return _mm256_dpwssd_avx_epi32(acc, x, y); }
 ER_INL vi dp(vi acc, vi u, vi x) { return _mm256_dpbusd_avx_epi32(acc, u, x); }
 ER_INL vi dpb(vi acc, vi u, const void* p) { return dp(acc, u, bci(p)); }

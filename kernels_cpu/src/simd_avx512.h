@@ -6,7 +6,7 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { R = 16 };
-enum { SIGNED8 = 0 };
+enum { SIGNED8 = 0, PAIR_SCALES = 1 };
 typedef __m512i vi;
 typedef __m512 vf;
 

@@ -6,7 +6,7 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { R = 4 };
-enum { SIGNED8 = 0 };
+enum { SIGNED8 = 0, PAIR_SCALES = 1 };
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef float vf __attribute__((vector_size(16)));
 typedef int16_t vs __attribute__((vector_size(16)));

@@ -6,7 +6,7 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { R = 8 };
-enum { SIGNED8 = 1 };  // SDOT is signed times signed; shorter codes are never negative
+enum { SIGNED8 = 1, PAIR_SCALES = 0 };  // SDOT is signed times signed; shorter codes are never negative
 struct vi { int32x4_t a, b; };
 struct vf { float32x4_t a, b; };
 

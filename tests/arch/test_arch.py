@@ -19,7 +19,7 @@ from edgerun.backends.reference import ReferenceBackend
 # Logits are up to 40: 1e-4 is a few units in the last place of float32 sums.
 TOLERANCE = 1e-4
 
-NAMES = sorted(p.stem for p in (FIXTURES / "arch").glob("*.gguf"))
+NAMES = sorted(p.stem for p in (FIXTURES / "arch").glob("*.npz"))
 
 
 def load(name: str, n_ctx: int = 256, kv_type: str | None = None) -> Runner:

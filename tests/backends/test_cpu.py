@@ -17,7 +17,7 @@ from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cpu_abi import isa_names
 from edgerun.errors import BackendError, BackendUnavailableError
 
-ARCHS = sorted(p.stem for p in (FIXTURES / "arch").glob("*.gguf"))
+ARCHS = sorted(p.stem for p in (FIXTURES / "arch").glob("*.npz"))
 ISAS = isa_names()
 F32 = npt.NDArray[np.float32]
 

@@ -95,9 +95,9 @@ def test_remove_waits_for_no_pull(home: Path) -> None:
     from filelock import FileLock
 
     store(home, "qwen3-8b", "Qwen3-8B-Q4_K_M.gguf")
-    with FileLock(home / "models/qwen3-8b.lock"):
-        with pytest.raises(DownloadError, match="being pulled"):
-            catalog.remove("qwen3-8b")
+    lock = FileLock(home / "models/qwen3-8b.lock")
+    with lock, pytest.raises(DownloadError, match="being pulled"):
+        catalog.remove("qwen3-8b")
 
 
 def test_list_shows_what_a_stopped_pull_left(home: Path) -> None:

@@ -112,7 +112,7 @@ def test_a_new_source_drops_the_old_hash(home: Path) -> None:
 )
 def test_bad_entries_are_named(home: Path, text: str, names: str) -> None:
     write(home, text)
-    with pytest.raises(ModelFileError, match="models.toml") as e:
+    with pytest.raises(ModelFileError, match=r"models\.toml") as e:
         catalog.load_catalog()
     assert names in str(e.value)
     assert "\n" not in str(e.value)

@@ -7,7 +7,6 @@ from datetime import datetime
 from functools import cache
 
 from edgerun.text.template import ChatTemplate
-
 from helpers.paths import FIXTURES, shared
 
 SPEC = json.loads((FIXTURES / "templates" / "conversations.json").read_text("utf-8"))

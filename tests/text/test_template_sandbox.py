@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 import time
-import tracemalloc
 from datetime import datetime
 
 import pytest
+from helpers.paths import ROOT
 from helpers.templates import one_message, template
 
 from edgerun.errors import TemplateError
@@ -17,12 +20,19 @@ SECRET = "hunter2"
 
 
 def loop(body: str, end: str = "", start: str = "s='a'") -> str:
-    return "{% set n = namespace(" + start + ") %}{% for i in range(90) %}" + body + "{% endfor %}" + end
+    return (
+        "{% set n = namespace("
+        + start
+        + ") %}{% for i in range(90) %}"
+        + body
+        + "{% endfor %}"
+        + end
+    )
 
 
 ENDLESS = {
     "range": "{% for i in range(10**12) %}x{% endfor %}",
-    "nested loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "nested loops": "{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}",
     "loops over nothing": "{% for i in range(99999) %}"
     "{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
     "macro": "{% macro f(x) %}{{ f(x + 1) }}{% endmacro %}{{ f(0) }}",
@@ -52,7 +62,8 @@ HUGE = {
     "printing": "{% set a = 'a' * 900000 %}{% for i in range(99999) %}{{ a }}{% endfor %}",
     "many names": "".join(f"{{% set a{i} = '{i % 10}' * 900000 %}}" for i in range(200)),
     "lists of lists": loop("{% set n.s = n.s + [range(90000)|list] %}", start="s=[]"),
-    "append": "{% set l = [] %}{% for i in range(99999) %}{% set _ = l.append('a' * 99) %}{% endfor %}",
+    "append": "{% set l = [] %}{% for i in range(9999) %}{% set _ = l.append('a'*999) %}"
+    "{% endfor %}",
     "replace": "{% set a = 'a' * 9999 %}{{ a.replace('a', a) }}",
     "replace filter": "{% set a = 'a' * 9999 %}{{ a|replace('a', a) }}",
     "replace nothing": "{% set a = 'a' * 9999 %}{{ a.replace('', a) }}",
@@ -170,20 +181,45 @@ def test_endless_templates_are_stopped(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", HUGE)
-def test_huge_values_are_refused_before_they_are_made(name: str) -> None:
-    tracemalloc.start()
-    try:
-        stopped(HUGE[name], seconds=20)
-        assert tracemalloc.get_traced_memory()[1] < 100e6
-    finally:
-        tracemalloc.stop()
+def test_huge_values_are_refused(name: str) -> None:
+    stopped(HUGE[name], seconds=20)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+def test_huge_values_are_refused_before_they_are_made() -> None:
+    child = (
+        "import json, resource, sys\n"
+        "from edgerun.errors import TemplateError\n"
+        "from edgerun.text.template import ChatTemplate\n"
+        "ChatTemplate('{{ 1 }}')\n"
+        "held = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (held + 200_000_000,) * 2)\n"
+        "for source in json.load(sys.stdin):\n"
+        "    try:\n"
+        "        ChatTemplate(source, seconds=20).render([{'role': 'user', 'content': 'x'}])\n"
+        "    except TemplateError as e:\n"
+        "        assert 'out of memory' not in str(e), source[:200]\n"
+        "    else:\n"
+        "        raise AssertionError(source[:200])\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", child],
+        input=json.dumps(list(HUGE.values())),
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("use", ["n.s|string", "n.s|tojson", "n.s == n.t", "{n.s: 1}", "n.s ~ ''"])
 @pytest.mark.parametrize("name", SHARED_TWICE)
 def test_small_values_that_print_huge_are_refused(name: str, use: str) -> None:
     grow = SHARED_TWICE[name]
-    body = grow + grow.replace("n.s", "n.t").replace("n.s", "n.t")
+    body = grow + ("" if "_ =" in grow else grow.replace("n.s", "n.t"))
+    if use == "n.s == n.t" and "_ =" in grow:
+        use = "n.s == varargs"  # nothing else is like it
     source = MACROS + loop(body, "{{ " + use + " }}", start="s=(1, 2), t=(1, 2)")
     if name == "namespace" and use in ("n.s|string", "n.s ~ ''"):
         assert one_message(source) == "[<Namespace>]"
@@ -217,8 +253,20 @@ def test_bounds_hold_on_any_thread_and_leave_no_trace() -> None:
     for t in threads:
         t.join(30)
     assert len(failures) == 2
-    assert all("0.2 s" in f for f in failures)
+    assert all("it ran for more than 0.2" in f for f in failures)
     assert one_message("{{ messages[0].content }}") == "hi"
+
+
+def test_probes_and_retries_share_the_time() -> None:
+    # Breaks, after long work, in every style that may be tried.
+    source = (
+        "{% for i in range(9999) %}{% for j in range(200) %}{% endfor %}{% endfor %}{{ 1 + '' }}"
+    )
+    call = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    begun = time.thread_time()
+    with pytest.raises(TemplateError):
+        ChatTemplate(source, seconds=0.1).render([{"role": "system", "content": "x"}, call])
+    assert time.thread_time() - begun < 5
 
 
 def test_a_value_once_listed_may_not_grow() -> None:
@@ -230,7 +278,9 @@ def test_a_value_once_listed_may_not_grow() -> None:
 
 def test_honest_templates_are_far_from_the_bounds() -> None:
     t = template("Qwen-Qwen3-0.6B")
-    turns = [{"role": r, "content": "word " * 200} for _ in range(400) for r in ("user", "assistant")]
+    turns = [
+        {"role": r, "content": "word " * 200} for _ in range(400) for r in ("user", "assistant")
+    ]
     assert len(t.render_text([*turns, {"role": "user", "content": "x" * 3_000_000}])) > 3_800_000
     gathering = (
         "{% set n = namespace(s='') %}{% for m in messages %}"
@@ -269,14 +319,27 @@ def _timed(t: ChatTemplate, messages: list[dict[str, str]]) -> float:
         ("{{ 'é'|tojson(ensure_ascii=true) }}", '"\\u00e9"'),
         ("{{ messages|map(attribute='role')|tojson }}", '["user"]'),
         ("{{ '[1, {\"a\": 2}]'|from_json|last|items|first|first }}", "a"),
-        ("{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
-         "{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}", "013"),
+        (
+            "{% for i in range(9) %}{% if i == 2 %}{% continue %}{% endif %}"
+            "{% if i == 4 %}{% break %}{% endif %}{{ i }}{% endfor %}",
+            "013",
+        ),
         ("a\n  {% if true %}\n  b\n  {% endif %}\nc", "a\n  b\nc"),
         ("{% generation %}{{ 'x' }}{% endgeneration %}", "x"),
-        ("{% set n = namespace(a=1) %}{% for i in [1, 2] %}{% set n.a = n.a + i %}{% endfor %}{{ n.a }}", "4"),
-        ("{% for m in [1, 2] %}{{ loop.index0 }}{{ loop.last }}{{ loop.cycle('a', 'b') }}{% endfor %}",
-         "0Falsea1Trueb"),
-        ("{{ messages[::-1][0].role }}{{ messages[-1]['role'] }}{{ messages|length }}", "useruser1"),
+        (
+            "{% set n = namespace(a=1) %}{% for i in [1, 2] %}{% set n.a = n.a + i %}{% endfor %}"
+            "{{ n.a }}",
+            "4",
+        ),
+        (
+            "{% for m in [1, 2] %}{{ loop.index0 }}{{ loop.last }}"
+            "{{ loop.cycle('a', 'b') }}{% endfor %}",
+            "0Falsea1Trueb",
+        ),
+        (
+            "{{ messages[::-1][0].role }}{{ messages[-1]['role'] }}{{ messages|length }}",
+            "useruser1",
+        ),
         ("{{ '%s-%02d' % ('a', 3) }}{{ '{} {b}'.format('x', b=1) }}", "a-03x 1"),
         ("{{ 'a<b'|safe ~ '<c>' }}{{ ('x'|safe) + '<y>' }}", "a<b<c>x<y>"),
         ("{{ 'a\nb\n\nc'|indent(2) }}", "a\n  b\n\n  c"),
@@ -285,11 +348,14 @@ def _timed(t: ChatTemplate, messages: list[dict[str, str]]) -> float:
         ("{{ {'b': 1, 'a': 2}|dictsort|first|last }}{{ {'a': 1}.get('z', 5) }}", "25"),
         ("{{ 'Abc'|upper }}{{ 'abc'|capitalize }}{{ 'a b'|title }}{{ '  x '|trim }}", "ABCAbcA Bx"),
         ("{{ 7 // 2 }}{{ 7 % 4 }}{{ 2 ** 3 }}{{ 1 - 3 }}{{ 3 / 2 }}", "338-21.5"),
-        ("{% macro m(a, b='x') %}{{ a }}{{ b }}{{ caller() if caller else '' }}{% endmacro %}"
-         "{{ m('1') }}{% call m('2', b='3') %}4{% endcall %}", "1x234"),
+        (
+            "{% macro m(a, b='x') %}{{ a }}{{ b }}{{ caller() if caller else '' }}{% endmacro %}"
+            "{{ m('1') }}{% call m('2', b='3') %}4{% endcall %}",
+            "1x234",
+        ),
         ("{% set x %}a{{ 'b' }}{% endset %}{{ x ~ 1 }}{% filter upper %}c{% endfilter %}", "ab1C"),
         ("{{ 'a' in 'abc' }}{{ 'k' in {'k': 1} }}{{ 'a' if false else 'b' }}", "TrueTrueb"),
-        ("{{ missing.deeper is defined if missing else 'no' }}{{ missing or 'x' }}", "nox"),
+        ("{{ (none_such is defined) or 'no' }}{{ none_such or 'x' }}", "nox"),
         ("{% set d = dict(a=1) %}{{ d.a }}{{ d.items()|list }}", "1[('a', 1)]"),
         ("{% set j = joiner(', ') %}{{ j() }}a{{ j() }}b", "a, b"),
     ],

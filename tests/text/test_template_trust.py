@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -39,7 +40,9 @@ def inside(text: str) -> Iterator[int]:
     """Positions between brackets, as printed or as JSON escapes them."""
     marks = {LEFT: 1, RIGHT: -1}
     depth = 0
-    for i, c in enumerate(text.replace("\\u2e28", LEFT + "     ").replace("\\u2e29", RIGHT + "     ")):
+    for i, c in enumerate(
+        text.replace("\\u2e28", LEFT + "     ").replace("\\u2e29", RIGHT + "     ")
+    ):
         depth += marks.get(c, 0)
         if depth:
             yield i
@@ -108,7 +111,7 @@ def test_the_templates_own_tokens_are_trusted(name: str) -> None:
             assert all(trusted[m.start() : m.end()]), m
         assert prompt[-1].trusted or text.endswith(spec["messages"][-1]["content"])
         assert all(s.text for s in prompt)
-        assert all(a.trusted != b.trusted for a, b in zip(prompt, prompt[1:], strict=False))
+        assert all(a.trusted != b.trusted for a, b in pairwise(prompt))
 
 
 def test_a_token_built_of_pieces_is_trusted_only_if_all_of_them_are() -> None:
@@ -217,6 +220,8 @@ def test_reasoning_tags_of_an_assistant_count_as_its_own() -> None:
 def test_history_is_split_at_the_end_of_reasoning() -> None:
     t = template("deepseek-ai-DeepSeek-R1-Distill-Qwen-32B")
     said = {"role": "assistant", "content": "<think>hm</think>It is 4."}
-    prompt = t.render_text([{"role": "user", "content": "2+2"}, said, {"role": "user", "content": "?"}])
+    prompt = t.render_text(
+        [{"role": "user", "content": "2+2"}, said, {"role": "user", "content": "?"}]
+    )
     assert "hm" not in prompt
     assert "<｜Assistant｜>It is 4.<｜end▁of▁sentence｜>" in prompt

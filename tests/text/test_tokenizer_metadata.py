@@ -60,7 +60,7 @@ def test_nan_score_is_refused() -> None:
 @pytest.mark.parametrize("name", ["bos", "eos", "eot", "eom", "unknown", "padding", "fim_pre"])
 @pytest.mark.parametrize("token_id", [10**6, -1, 2**32 - 1])
 def test_special_id_past_the_vocabulary(name: str, token_id: int) -> None:
-    m = spm(["hello"], **{f"{name}_token_id": token_id})
+    m = spm(["hello"]) | {f"{T}{name}_token_id": token_id}
     n = len(m[T + "tokens"])
     with pytest.raises(GGUFError, match=f"{name}_token_id is {token_id}, .* of {n} tokens"):
         load_tokenizer(m)
@@ -199,7 +199,11 @@ def test_fim_ids_from_texts_and_keys() -> None:
     assert tok.eog_ids == {259, 260}
     assert not set(range(256, 261)) & set(tok.encode("".join(texts)))
     named = [("<a>", CONTROL), ("<b>", CONTROL), ("<c>", CONTROL)]
-    keys = {"fim_pre_token_id": 257, "suffix_token_id": 256, "fim_mid_token_id": 258}
+    keys: dict[str, Any] = {
+        "fim_pre_token_id": 257,
+        "suffix_token_id": 256,
+        "fim_mid_token_id": 258,
+    }
     tok = load_tokenizer(bpe(extra=named, **keys))
     assert tok.fim == FimTokens(prefix=257, suffix=256, middle=258)
     assert load_tokenizer(bpe(extra=[("<|fim_prefix|>", CONTROL)])).fim is None

@@ -16,7 +16,7 @@ from edgerun.gguf import GGUFFile
 from edgerun.text.detok import StreamDetokenizer
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
-FILES = vocab_files()
+FILES: list[Path | None] = [*vocab_files()] or [None]
 HUGE = {
     "letters": "a" * 131072,
     "underscores": "_" * 50000,
@@ -29,7 +29,7 @@ HUGE = {
 }
 
 
-@pytest.fixture(scope="module", params=FILES or [None], ids=lambda p: p and p.stem[11:])
+@pytest.fixture(scope="module", params=FILES, ids=lambda p: p and p.stem[11:])
 def vocab(request: pytest.FixtureRequest) -> tuple[Path, Tokenizer]:
     if request.param is None:
         shared("vocabs")

@@ -1,0 +1,170 @@
+"""The shell around the commands: exit codes, errors, pipes, start-up; and pull, list, rm."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import edgerun.cli
+from edgerun import __version__
+
+EDGERUN = [sys.executable, "-m", "edgerun"]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGERUN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+def test_every_command_is_a_module_and_every_module_a_command() -> None:
+    folder = Path(edgerun.cli.__file__).parent
+    with_parser = {p.stem for p in folder.glob("*.py") if "def add_parser(" in p.read_text()}
+    assert set(edgerun.cli.COMMANDS) == with_parser
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert edgerun.cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n    {name} " in shown for name in edgerun.cli.COMMANDS)
+    assert "examples:" in shown
+
+
+@pytest.mark.parametrize("name", edgerun.cli.COMMANDS)
+def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        edgerun.cli.main([name, "--help"])
+    assert e.value.code == 0
+    assert f"edgerun {name}" in capsys.readouterr().out
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        edgerun.cli.main(["--version"])
+    assert e.value.code == 0
+    assert capsys.readouterr().out == f"edgerun {__version__}\n"
+
+
+@pytest.mark.parametrize("argv", [["nonsense"], ["pull"], ["list", "--nonsense"]])
+def test_usage_errors(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as e:
+        edgerun.cli.main(argv)
+    assert e.value.code == 2
+    assert "usage: edgerun" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert edgerun.cli.main(["pull", "smolm2\n\x1b[2J"]) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: no model or file is called")
+    assert err.count("\n") == 1
+    assert "\x1b" not in err
+
+
+def test_other_exceptions_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgerun.catalog.list_models", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        edgerun.cli.main(["list"])
+
+
+def test_ctrl_c(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgerun.catalog.list_models", interrupt)
+    assert edgerun.cli.main(["list"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_during_a_pull_leaves_no_traceback(home: Path) -> None:
+    import socket
+
+    with socket.socket() as silent:  # accepts, and never answers
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        home.mkdir()
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/m.gguf"
+        text = f'[m]\nsource = "{url}"\nsha256 = "{"0" * 64}"\n'
+        (home / "models.toml").write_text(text)
+        run = subprocess.Popen([*EDGERUN, "pull", "m"], stderr=subprocess.PIPE, text=True)
+        silent.settimeout(30)
+        connection, _ = silent.accept()
+        with connection:
+            run.send_signal(signal.SIGINT)
+            err = run.communicate(timeout=20)[1]
+    assert run.returncode == 130
+    assert "Traceback" not in err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes")
+def test_a_closed_pipe_is_quiet() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run([*EDGERUN, "list"], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert run.returncode == 141
+    assert run.stderr == ""
+
+
+def test_a_terminal_without_unicode(home: Path) -> None:
+    home.mkdir()
+    (home / "models.toml").write_text('["漢字"]\nsource = "x"\n', encoding="utf-8")
+    env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
+    run = subprocess.run([*EDGERUN, "list"], capture_output=True, text=True, env=env)
+    assert run.returncode == 0, run.stderr
+    assert "\n??\n" in run.stdout
+
+
+def test_list_and_rm(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = home / "models/qwen3-8b/Qwen3-8B-Q4_K_M.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF" * 10)
+    assert edgerun.cli.main(["list", "--json"]) == 0
+    entries = {e["name"]: e for e in json.loads(capsys.readouterr().out)}
+    assert entries["qwen3-8b"]["path"] == str(path)
+    assert entries["qwen3-8b"]["stored"] is True
+    assert entries["smollm2-135m"]["path"] is None
+    assert entries["smollm2-135m"]["memory_4k"] > entries["smollm2-135m"]["size"] == 98362432
+    assert edgerun.cli.main(["list"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines()}
+    assert "pulled" in lines["qwen3-8b"]
+    assert "pulled" not in lines["smollm2-135m"]
+    assert edgerun.cli.main(["rm", "qwen3-8b"]) == 0
+    assert not path.exists()
+    assert edgerun.cli.main(["rm", "qwen3-8b"]) == 1
+
+
+def test_pull_prints_the_path(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = home / "models/qwen3-8b/Qwen3-8B-Q4_K_M.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    assert edgerun.cli.main(["pull", "qwen3-8b"]) == 0
+    assert capsys.readouterr().out == f"{path}\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="CPU time of a child process")
+def test_parsing_is_quick_and_imports_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom edgerun.cli import build_parser\n"
+        "build_parser('run').parse_args(['run', 'x'])\n"
+        "print([m for m in ('numpy', 'rich', 'httpx', 'huggingface_hub', 'asyncio', 'jinja2')"
+        " if m in sys.modules])"
+    )
+    assert min(_cpu_seconds(code) for _ in range(5)) < 0.15
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).stdout == b"[]\n"
+
+
+def _cpu_seconds(code: str) -> float:
+    # Not the wall clock: other work on the machine must not fail the test.
+    before = os.times()
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    after = os.times()
+    return sum(after[i] - before[i] for i in (2, 3))

@@ -1,0 +1,267 @@
+"""Engine.step on a program that notices every wrong page, position and count."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from helpers.fake_program import FakeProgram, ListSink, greedy, logits_of, sequence
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from edgerun.backends.base import Batch
+from edgerun.core import FinishReason, Timings, Usage
+from edgerun.engine import Engine, Limits
+from edgerun.engine import Sequence as EngineSequence
+from edgerun.engine.sampling import Sampled
+from edgerun.errors import BackendError, GenerationError, OutOfMemoryError
+
+CTX = 48
+
+
+def engine(
+    n_pages: int = 64,
+    page_size: int = 4,
+    limits: Limits | None = None,
+    program: FakeProgram | None = None,
+) -> Engine:
+    return Engine(program or FakeProgram(n_pages, page_size), n_pages, page_size, limits)
+
+
+def drain(e: Engine, most: int = 2000) -> None:
+    for _ in range(most):
+        if e.idle:
+            return
+        e.step()
+        e.check()
+    raise AssertionError(f"not idle after {most} steps")
+
+
+def sink_of(s: EngineSequence) -> ListSink:
+    assert isinstance(s.sink, ListSink)
+    return s.sink
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request of the property test; cancelled at step ``arrival + cancel`` if that is set."""
+
+    arrival: int
+    prompt: list[int]
+    max_tokens: int
+    temperature: float
+    cancel: int | None
+
+    def sequence(self, seed: int) -> EngineSequence:
+        return sequence(
+            self.prompt,
+            min(self.max_tokens, CTX - len(self.prompt)),
+            seed=seed,
+            temperature=self.temperature,
+        )
+
+
+ASKS = st.builds(
+    Ask,
+    arrival=st.integers(0, 30),
+    prompt=st.lists(st.integers(0, 60), min_size=1, max_size=40),
+    max_tokens=st.integers(0, 20),
+    temperature=st.sampled_from([0.0, 0.0, 1.5]),
+    cancel=st.none() | st.none() | st.integers(0, 12),
+)
+
+
+@given(
+    asks=st.lists(ASKS, max_size=9),
+    limits=st.builds(Limits, st.integers(1, 6), st.integers(1, 40), st.integers(1, 12)),
+    page_size=st.integers(1, 8),
+    spare=st.integers(0, 10),
+)
+@example(  # a pool of one context, and everything at once
+    [Ask(0, [i] * 30, 18, 0.0, None) for i in range(1, 6)], Limits(3, 16, 4), 4, 0
+)
+@settings(max_examples=60, deadline=None)
+def test_any_load_gives_each_request_what_it_gets_alone(
+    asks: list[Ask], limits: Limits, page_size: int, spare: int
+) -> None:
+    e = engine(-(-CTX // page_size) + spare, page_size, limits)
+    waiting = [(a, a.sequence(seed=i)) for i, a in enumerate(asks)]
+    sequences = [s for _, s in waiting]
+    for now in range(2000):
+        for a, s in list(waiting):
+            if a.arrival <= now:
+                e.add(s)
+                waiting.remove((a, s))
+        for a, s in zip(asks, sequences, strict=True):
+            if a.cancel is not None and a.arrival + a.cancel <= now:
+                s.cancelled = True
+        e.step()
+        e.check()
+        if e.idle and not waiting:
+            break
+    assert e.pool.n_free == e.pool.n_pages
+    for i, (a, s) in enumerate(zip(asks, sequences, strict=True)):
+        alone = a.sequence(seed=i)
+        fresh = engine()
+        fresh.add(alone)
+        drain(fresh)
+        got, want = sink_of(s), sink_of(alone)
+        assert want.ended.is_set()
+        if got.reason is FinishReason.ABORT:
+            assert a.cancel is not None
+            assert got.ids == want.ids[: len(got.ids)]
+        else:
+            assert (got.ids, got.reason, got.usage) == (want.ids, want.reason, want.usage)
+            if a.temperature == 0:
+                assert (got.ids, got.reason) == greedy(a.prompt, s.max_tokens)
+
+
+def test_a_tight_pool_does_preempt() -> None:
+    """The property above means something: sequences are evicted and start over on the way."""
+    program = FakeProgram(12, 4)
+    e = engine(12, 4, program=program)
+    asks = [sequence([i, i + 1] * 8, 24) for i in range(3, 7)]
+    for s in asks:
+        e.add(s)
+    drain(e)
+    for s in asks:
+        assert sink_of(s).ids == greedy(s.ids[:16], 24)[0]
+    computed = sum(tokens for _, tokens in program.widths)
+    assert computed > sum(len(s.ids) for s in asks)
+
+
+def test_chunks_respect_the_budgets() -> None:
+    program = FakeProgram(64, 4)
+    e = engine(64, 4, Limits(4, 20, 8), program)
+    e.add(sequence(range(1, 51), 6))
+    for _ in range(3):
+        e.step()
+    assert program.widths == [(1, 20), (1, 20), (1, 10)]
+    e.add(sequence(range(1, 31), 2))
+    e.step()
+    assert program.widths[-1] == (2, 8)  # one generated token and seven of the new prompt
+
+
+def test_no_tokens_wanted_computes_the_prompt_only() -> None:
+    e = engine()
+    s = sequence([5, 6, 7], 0)
+    e.add(s)
+    drain(e)
+    assert sink_of(s).ids == []
+    assert sink_of(s).reason is FinishReason.LENGTH
+    assert sink_of(s).usage == Usage(prompt_tokens=3, completion_tokens=0)
+
+
+# -- when something goes wrong -------------------------------------------------------------------
+
+
+class Poisoned(FakeProgram):
+    """NaN logits for every sequence that begins with 13."""
+
+    def predict(self, ids):  # type: ignore[no-untyped-def]
+        logits = logits_of(ids)
+        if ids[0] == 13:
+            logits[7] = np.nan
+        return logits
+
+
+def test_nan_logits_fail_only_their_request() -> None:
+    e = engine(program=Poisoned(64, 4))
+    good, bad, other = sequence([2, 3]), sequence([13, 4]), sequence([5])
+    for s in (good, bad, other):
+        e.add(s)
+    drain(e)
+    assert isinstance(sink_of(bad).error, GenerationError)
+    assert sink_of(good).ids == greedy([2, 3], 8)[0]
+    assert sink_of(other).ids == greedy([5], 8)[0]
+    assert e.pool.n_free == 64
+
+
+@pytest.mark.parametrize("error", [BackendError("device lost"), ValueError("a bug")])
+def test_a_step_that_fails_takes_its_rows_only(error: Exception) -> None:
+    def before(batch: Batch) -> None:
+        if 13 in batch.tokens[batch.positions == 0]:
+            raise error
+
+    e = engine(limits=Limits(max_rows=2), program=FakeProgram(64, 4, before))
+    asks = [sequence([13, 4]), sequence([5]), sequence([6]), sequence([7, 8])]
+    for s in asks:
+        e.add(s)
+    e.step()
+    e.check()
+    assert [sink_of(s).error for s in asks] == [error, error, None, None]
+    drain(e)
+    assert sink_of(asks[2]).ids == greedy([6], 8)[0]
+    assert sink_of(asks[3]).ids == greedy([7, 8], 8)[0]
+
+
+class BrokenSink(ListSink):
+    """A receiver with a bug: raises from push, or from finish and fail."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.where = where
+
+    def push(self, token: Sampled) -> bool:
+        if self.where == "push":
+            raise RuntimeError("broken sink")
+        return super().push(token)
+
+    def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
+        if self.where == "end":
+            raise RuntimeError("broken sink")
+        super().finish(reason, usage, timings)
+
+    def fail(self, error: Exception) -> None:
+        super().fail(error)
+        if self.where == "end":
+            raise RuntimeError("broken sink")
+
+
+@pytest.mark.parametrize("where", ["push", "end"])
+def test_a_broken_sink_ends_its_own_request_only(where: str) -> None:
+    e = engine()
+    bad, good = BrokenSink(where), sequence([5])
+    e.add(sequence([2, 3], 2, bad))
+    e.add(good)
+    drain(e)
+    assert str(bad.error) == "broken sink"
+    assert sink_of(good).ids == greedy([5], 8)[0]
+
+
+def test_a_pool_too_small_for_one_fails_it_instead_of_waiting() -> None:
+    e = engine(n_pages=2, page_size=4)
+    big, small = sequence(range(1, 20)), sequence([5], 3)
+    e.add(big)
+    e.add(small)
+    drain(e, most=20)
+    assert isinstance(sink_of(big).error, OutOfMemoryError)
+    assert "19 tokens" in str(sink_of(big).error)
+    assert sink_of(small).ids == greedy([5], 3)[0]
+
+
+def test_an_empty_sequence_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one token"):
+        sequence([])
+
+
+def test_cancelled_before_its_first_step() -> None:
+    e = engine()
+    s = sequence([5])
+    s.cancelled = True
+    e.add(s)
+    drain(e)
+    assert sink_of(s).reason is FinishReason.ABORT
+    assert sink_of(s).ids == []
+
+
+def test_an_async_reader_whose_loop_is_gone_harms_nobody() -> None:
+    from edgerun.delivery import AsyncMailbox
+
+    async def make() -> AsyncMailbox:
+        return AsyncMailbox()
+
+    mailbox = asyncio.run(make())
+    mailbox.put(RuntimeError("nobody reads this"))
