@@ -93,8 +93,9 @@ def _score_chunk(program: Program, chunk: list[int]) -> list[float]:
 def _nll(logits: npt.NDArray[np.float32], targets: Sequence[int]) -> list[float]:
     """Negative log-likelihood of each target in nats, in float64."""
     out = []
-    for row, target in zip(logits, targets, strict=True):
-        x = row.astype(np.float64)
-        top = float(x.max())
-        out.append(top + math.log(float(np.exp(x - top).sum())) - float(x[target]))
+    with np.errstate(invalid="ignore"):  # inf - inf: the caller looks at the result
+        for row, target in zip(logits, targets, strict=True):
+            x = row.astype(np.float64)
+            top = float(x.max())
+            out.append(top + math.log(float(np.exp(x - top).sum())) - float(x[target]))
     return out

@@ -94,7 +94,7 @@ def toolchain_text(zig: str, target: str) -> str:
     # zig builds the runtimes a link asks for: libc++ takes minutes, UBSan's (zig's default at -O0)
     # half of one. CMake's probes would ask for both, the kernels need neither. -nostdlib++ also
     # hides <cstdint> and the like, so CMakeLists.txt takes it back after the probes.
-    options = f"-target {target} -fno-sanitize=undefined"
+    options = f"-target {target} -fno-sanitize=undefined -g0"  # zig adds -g by default
     lines = [
         f'set(CMAKE_C_COMPILER "{zig}" cc {options})',
         f'set(CMAKE_CXX_COMPILER "{zig}" c++ {options})',

@@ -24,7 +24,7 @@ GREEDY = SamplingParams(temperature=0)
 
 @pytest.fixture(scope="module")
 def scripted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gb.scripted_model(tmp_path_factory.mktemp("m") / "scripted.gguf", PIECES)
+    return gb.scripted_model(tmp_path_factory.mktemp("m") / "scripted.gguf", PIECES, vocab=[" "])
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +59,8 @@ def test_generate(llm: LLM) -> None:
     assert out.timings.prefill_tokens == len(prompt)
     assert out.timings.decode_tokens == len(PIECES) - 1
     assert min(out.timings.prefill, out.timings.decode) > 0
-    assert llm.generate(prompt, GREEDY) == dataclass_like(out, llm.generate(prompt, GREEDY))
-
-
-def dataclass_like(a: object, b: object) -> object:
-    """``b`` if it equals ``a`` but for the clock."""
-    import dataclasses
-
-    assert dataclasses.replace(a, timings=b.timings) == b  # type: ignore[type-var, attr-defined]
-    return b
+    assert llm.generate(prompt, GREEDY).token_ids == out.token_ids
+    assert out.to_dict()["text"] == TEXT
 
 
 def test_stream_is_generate_in_pieces(llm: LLM) -> None:
@@ -98,9 +91,11 @@ def test_chat_and_its_stream(llm: LLM) -> None:
     assert llm.chat(messages, GREEDY).usage.prompt_tokens == len(ids)
 
 
-def test_chat_goes_on_with_the_assistants_words(llm: LLM) -> None:
-    messages = [{"role": "user", "content": "Go"}, {"role": "assistant", "content": "Hello, wor"}]
-    assert llm.chat(messages, GREEDY, continue_final=True).text == TEXT.removeprefix("Hello, wor")
+def test_chat_goes_on_with_the_assistants_words(tmp_path: Path) -> None:
+    with LLM(gb.scripted_model(tmp_path / "m.gguf", "abcd", vocab=[" "]), backend="cpu") as llm:
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "ab"}]
+        assert llm.chat(messages, GREEDY, continue_final=True).text == "cd"
+        assert "".join(c.text for c in llm.stream_chat(messages, GREEDY)) == "abcd"
 
 
 def test_overrides_replace_fields_of_params(llm: LLM) -> None:
@@ -192,8 +187,10 @@ def test_logprobs_are_those_of_an_independent_forward_pass(rnd: LLM, random: Pat
     ids = [*prompt, *out.token_ids]
     logits = Runner(random, ReferenceBackend()).logits(ids, start=len(prompt) - 1)[:-1]
     z = logits.astype(np.float64)
-    want = z - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True)) - z.max(
-        1, keepdims=True
+    want = (
+        z
+        - np.log(np.exp(z - z.max(1, keepdims=True)).sum(1, keepdims=True))
+        - z.max(1, keepdims=True)
     )
     for row, p in zip(want, out.logprobs, strict=True):
         assert p.logprob == pytest.approx(row[p.token_id], abs=0.02)
@@ -264,12 +261,12 @@ def test_an_empty_prompt_starts_from_nothing(llm: LLM) -> None:
 
 def with_control(path: Path, marker: str, **extra: object) -> Path:
     """A model that says "Hi", then the control token ``marker``, then " leaked"; eos is another."""
-    pieces = ["Hi", marker, " leaked"]
+    pieces = ["Hi", marker, " leaked", " "]
     n = gb.FIRST_PIECE_ID + len(pieces)
     types = [gb.UNKNOWN, gb.CONTROL, gb.CONTROL, *[gb.BYTE] * 256]
-    types += [gb.NORMAL, gb.CONTROL, gb.NORMAL, *[gb.CONTROL] * (-n % 32)]
+    types += [gb.NORMAL, gb.CONTROL, gb.NORMAL, gb.NORMAL, *[gb.CONTROL] * (-n % 32)]
     keys = {"tokenizer.ggml.token_type": gb.array(gb.I32, types), **extra}
-    return gb.scripted_model(path, pieces, extra=keys)
+    return gb.scripted_model(path, pieces[:3], pieces, extra=keys)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
+import os
+import select
 import sys
 import unicodedata
 from collections.abc import Callable
@@ -26,6 +29,9 @@ __all__ = [
     "terminal_text",
     "writer",
 ]
+
+#: Seconds after which a wait for piped input is explained.
+_STDIN_PATIENCE = 1.0
 
 
 def add_model_options(p: argparse.ArgumentParser) -> None:
@@ -111,11 +117,23 @@ def read_prompt(words: list[str]) -> str:
     piped = ""
     if sys.stdin is not None and not sys.stdin.isatty():
         forgive_stdin()
+        if given:
+            _explain_waiting()
         piped = sys.stdin.read().removesuffix("\n")  # echo's, as $(...) drops it
     text = "\n\n".join(part for part in (given, piped) if part.strip())
     if not text.strip():
         raise RequestError("no prompt: give it as an argument or on stdin", param="prompt")
     return text
+
+
+def _explain_waiting() -> None:
+    """Say so if stdin is an open pipe that brings nothing: else that looks like a hang."""
+    if os.name != "posix":
+        return
+    with contextlib.suppress(OSError, ValueError):  # not a real file
+        if not select.select([sys.stdin], [], [], _STDIN_PATIENCE)[0]:
+            text = "waiting for more of the prompt on stdin (</dev/null if there is none)"
+            print(text, file=sys.stderr, flush=True)
 
 
 def forgive_stdin() -> None:

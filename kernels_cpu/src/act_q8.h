@@ -1,10 +1,17 @@
-// act_q8.h: activations as int8 with one scale per block, and the block sums that weights with a zero point or a minimum need.
+// act_q8.h: activations as int8, in blocks of 32 with a scale each, and the block sums that weights with a zero point or a
+// minimum need. One format for every quantized weight type, so that one copy serves all that share an input.
 //
 // Columns lie in tiles of C, C a function of M alone. Per tile and block one record, everything at fixed displacements:
-//   ACT_Q8_32  (32 k) : int8 q[C][32] | float d[C] | float d*sum[C] | int32 -8*sum[C]                              44 C bytes
-//   ACT_Q8_256 (256 k): int8 q[8][C][32] | float d[C] | int16 sums of 16, pairs [8][C][2] | of 32, pairs [4][C][2]  308 C bytes
-// d = amax / 127, q = round to even (x * (127 / amax)). A block holding NaN or infinity gets d = NaN and codes 0, so
-// that it poisons its outputs and nothing else; below 1e-36 a block is zero.
+//   int8 q[C][32] | float d[C] | float x[C] | int32 -8*sum[C] | int16 pairs sum16[C][2]                         48 C bytes
+// d = amax / 127, q = round to even (v * (127 / amax)), sum = of the codes, x = of the values. A block holding NaN or
+// infinity gets d = NaN and codes 0, so that it poisons its outputs and nothing else; below 1e-36 a block is zero.
+//
+// Second digit: in trained models a few blocks tower over the rest, and their rounding error is most of the error of a dot
+// product. Blocks whose amax^2 exceeds twice the column's mean (fewer than half, about a tenth in practice) get another
+// int8 digit for what the first one left: q2 = round((v - d q) * 254 / d), d2 = d / 254. It is summed after all first
+// digits. Measured on Gemma 3 270M it halves the noise of the logits; without it greedy text strays from the float model.
+// A tile's records are followed by its columns' second digits, each: int32 n, block index[n] | records of one column
+// (x = 0: the first digit's x counts both) from a line of their own.
 #pragma once
 #include "kernels.h"
 #include "simd_int.h"
@@ -13,7 +20,7 @@ namespace er {
 namespace ER_ISA {
 namespace q8 {
 
-enum { REC32 = 44, REC256 = 308 };  // bytes a column
+enum { REC = 48 };  // bytes a column
 #if defined(__AVX512VNNI__)
 enum { DIRECT = 12, BLOCK_C = 6 };  // columns on the weight stream; columns of a block of the byte kernel
 #elif defined(__AVXVNNI__) || defined(__ARM_NEON)
@@ -27,77 +34,97 @@ ER_INL int tile_cols(int M) {
   if (M > DIRECT) return BLOCK_C;
   return M <= 4 ? M : M <= 6 ? 6 : M <= 8 ? 8 : 12;
 }
-ER_INL size_t col_tile_bytes(Act act, int K, int C) {
-  return act == ACT_Q8_32 ? size_t(K / 32) * size_t(C * REC32) : size_t(K / 256) * size_t(C * REC256);
+ER_INL size_t second_index_bytes(int K) { return (size_t(K / 64 + 1) * 4 + 63) / 64 * 64; }
+ER_INL size_t second_bytes(int K) { return second_index_bytes(K) + (size_t(K / 64) * REC + 63) / 64 * 64; }
+ER_INL size_t first_bytes(int K, int C) { return (size_t(K / 32) * size_t(C * REC) + 63) / 64 * 64; }
+ER_INL size_t col_tile_bytes(int K, int C) { return first_bytes(K, C) + size_t(C) * second_bytes(K); }
+ER_INL const uint8_t* second_of(const uint8_t* act, int K, int C, int m) {
+  return act + size_t(m / C) * col_tile_bytes(K, C) + first_bytes(K, C) + size_t(m % C) * second_bytes(K);
 }
 
 static size_t act_bytes(Act act, int K, int M) {
   if (act == ACT_F32) return size_t(M) * size_t(K) * 4;
   const int C = tile_cols(M);
-  return size_t((M + C - 1) / C) * col_tile_bytes(act, K, C);
+  return size_t((M + C - 1) / C) * col_tile_bytes(K, C);
 }
 
-// B values -> codes and their sums by 16; returns d. Plain loops: every compiler makes vectors of them.
-template <int B>
-ER_INL float quantize_block(const float* x, int8_t* q, int* sum16) {
-  uint32_t top = 0;  // of the absolute values' bits, which order as the values do, NaN on top
-  for (int i = 0; i < B; i++) {
+// The largest absolute value of 32, NaN and infinity above all: their bits order as the values do.
+ER_INL float top_of(const float* v) {
+  uint32_t top = 0;
+  for (int i = 0; i < 32; i++) {
     uint32_t b;
-    memcpy(&b, x + i, 4);
+    memcpy(&b, v + i, 4);
     b &= 0x7fffffffu;
     top = b > top ? b : top;
   }
   float amax;
   memcpy(&amax, &top, 4);
-  if (top >= 0x7f800000u || amax < 1e-36f) {
-    memset(q, 0, B);
-    memset(sum16, 0, B / 16 * sizeof(int));
-    return top >= 0x7f800000u ? __builtin_nanf("") : 0.0f;
-  }
-  const float id = 127.0f / amax;
-  for (int i = 0; i < B; i++) {  // adding 1.5 * 2^23 rounds to the nearest even integer, held in the low bits
-    const float t = x[i] * id + 12582912.0f;
+  return amax;
+}
+ER_INL bool usable(float amax) { return amax >= 1e-36f && amax < __builtin_inff(); }
+
+// codes = round to even (v * scale), |v * scale| <= 127. Adding 1.5 * 2^23 leaves the integer in the low bits.
+ER_INL void round_codes(const float* v, float scale, int8_t* q) {
+  for (int i = 0; i < 32; i++) {
+    const float t = v[i] * scale + 12582912.0f;
     int32_t b;
     memcpy(&b, &t, 4);
     q[i] = int8_t(b - 0x4b400000);
   }
-  for (int s = 0; s < B / 16; s++) {
-    int sum = 0;
-    for (int i = 0; i < 16; i++) sum += q[s * 16 + i];
-    sum16[s] = sum;
-  }
-  return amax / 127.0f;
+}
+// What follows the codes of column c in a tile of C: `rec` is the block's record.
+ER_INL int store_sums(uint8_t* rec, int C, int c, const int8_t* q, float d) {
+  int s[2] = {0, 0};
+  for (int i = 0; i < 16; i++) s[0] += q[i], s[1] += q[i + 16];
+  const int zero = -8 * (s[0] + s[1]);
+  const int16_t pair[2] = {int16_t(s[0]), int16_t(s[1])};
+  memcpy(rec + C * 32 + c * 4, &d, 4);
+  memcpy(rec + C * 40 + c * 4, &zero, 4);
+  memcpy(rec + C * 44 + c * 4, pair, 4);
+  return s[0] + s[1];
 }
 
-static void quantize32(const float* x, int K, int C, int c, uint8_t* tile) {
-  for (int b = 0; b < K / 32; b++, x += 32, tile += C * REC32) {
-    alignas(64) int s[2];
-    const float d = quantize_block<32>(x, (int8_t*)tile + c * 32, s);
-    const int sum = s[0] + s[1], zero = -8 * sum;
-    const float ds = d * float(sum);
-    memcpy(tile + C * 32 + c * 4, &d, 4);
-    memcpy(tile + C * 36 + c * 4, &ds, 4);
-    memcpy(tile + C * 40 + c * 4, &zero, 4);
-  }
+// The second digit of a block, as a record of one column; returns the sum of its values.
+ER_INL float quantize_second(const float* v, float d, const int8_t* q, uint8_t* rec) {
+  alignas(64) float rest[32];
+  for (int i = 0; i < 32; i++) rest[i] = v[i] - d * float(q[i]);
+  round_codes(rest, 254.0f / d, (int8_t*)rec);
+  const float d2 = d / 254.0f, none = 0.0f;
+  memcpy(rec + 36, &none, 4);
+  return d2 * float(store_sums(rec, 1, 0, (const int8_t*)rec, d2));
 }
 
-static void quantize256(const float* x, int K, int C, int c, uint8_t* tile) {
-  for (int b = 0; b < K / 256; b++, x += 256, tile += C * REC256) {
-    alignas(64) int8_t q[256];
-    alignas(64) int s[16];
-    const float d = quantize_block<256>(x, q, s);
-    for (int i = 0; i < 8; i++) memcpy(tile + (i * C + c) * 32, q + i * 32, 32);
-    uint8_t* meta = tile + C * 256;
-    memcpy(meta + c * 4, &d, 4);
-    for (int p = 0; p < 8; p++) {
-      const int16_t v[2] = {int16_t(s[2 * p]), int16_t(s[2 * p + 1])};
-      memcpy(meta + C * 4 + (p * C + c) * 4, v, 4);
-    }
-    for (int p = 0; p < 4; p++) {
-      const int16_t v[2] = {int16_t(s[4 * p] + s[4 * p + 1]), int16_t(s[4 * p + 2] + s[4 * p + 3])};
-      memcpy(meta + C * 36 + (p * C + c) * 4, v, 4);
-    }
+static void quantize_q8(const float* v, int K, int C, int c, uint8_t* tile) {
+  const int nb = K / 32;
+  float squares = 0;
+  for (int b = 0; b < nb; b++) {
+    const float a = top_of(v + b * 32);
+    squares += a * a;
   }
+  const float bar = 2.0f * squares / float(nb);  // NaN and infinity: no block is above
+  uint8_t* second = tile + first_bytes(K, C) + size_t(c) * second_bytes(K);
+  int32_t n = 0;
+  for (int b = 0; b < nb; b++, v += 32) {
+    uint8_t* rec = tile + size_t(b) * size_t(C * REC);
+    int8_t* q = (int8_t*)rec + c * 32;
+    const float a = top_of(v);
+    float d = a / 127.0f, x = 0;
+    if (usable(a)) {
+      round_codes(v, 127.0f / a, q);
+    } else {
+      memset(q, 0, 32);
+      d = a < 1.0f ? 0.0f : __builtin_nanf("");
+      x = d;
+    }
+    const int sum = store_sums(rec, C, c, q, d);
+    if (usable(a)) x = d * float(sum);
+    if (usable(a) && a * a > bar && n < K / 64) {
+      memcpy(second + 4 + 4 * n, &b, 4);
+      x += quantize_second(v, d, q, second + second_index_bytes(K) + size_t(n++) * REC);
+    }
+    memcpy(rec + C * 36 + c * 4, &x, 4);
+  }
+  memcpy(second, &n, 4);
 }
 
 static void quantize(Act act, const float* x, int64_t ldx, int K, int M, int m0, int m1, uint8_t* out) {
@@ -108,9 +135,7 @@ static void quantize(Act act, const float* x, int64_t ldx, int K, int M, int m0,
       memcpy(out + size_t(m) * size_t(K) * 4, row, size_t(K) * 4);
       continue;
     }
-    uint8_t* tile = out + size_t(m / C) * col_tile_bytes(act, K, C);
-    if (act == ACT_Q8_32) quantize32(row, K, C, m % C, tile);
-    else quantize256(row, K, C, m % C, tile);
+    quantize_q8(row, K, C, m % C, out + size_t(m / C) * col_tile_bytes(K, C));
   }
 }
 

@@ -15,7 +15,7 @@ enum { NO_ZERO = -1, ZERO8 = 3, ZERO16 = 4, ZERO_BYTE = SIGNED8 ? int(NO_ZERO) :
 template <int ID, int U_, int SCALE_, int MIN_, int ZERO_, class Codes_>
 struct Format32 {
   typedef Codes_ Codes;
-  enum { TYPE = ID, U = U_, SCALE = SCALE_, MIN = MIN_, ZERO = ZERO_ };
+  enum { TYPE = ID, U = U_, SCALE = SCALE_, MIN = MIN_, ZERO = ZERO_, NS = 0 };
   enum { FIFTH = SCALE + MIN * 2, CODES = FIFTH + (Codes::VEC == 5 ? 4 : 0), FILE = CODES + (Codes::VEC == 8 ? 32 : 16) };
   enum { HEAD = (U * SCALE + MIN * 2) * R, BLOCK = Codes::VEC * VB, UNIT = HEAD + U * BLOCK };
 

@@ -8,9 +8,9 @@ namespace er {
 
 // How a linear kernel wants its input. One quantized copy serves every weight that shares the input and the Act.
 enum Act : int {
-  ACT_Q8_32 = 0,   // int8 per block of 32: scale = amax / 127
-  ACT_Q8_256 = 1,  // int8 per block of 256, for the K-quants
-  ACT_F32 = 2,     // plain float
+  ACT_Q8 = 0,   // int8 in blocks of 32, a second digit where a block towers over the others (act_q8.h)
+  ACT_F32 = 1,  // plain float
+  N_ACTS = 2,
 };
 
 // One ggml type. A tile is `tile_rows` weight rows interleaved over all of K; tiles are contiguous.

@@ -26,46 +26,42 @@ typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, in
 #define ER_DIRECT(k, T) {nullptr, k<T, 1>, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>}
 #endif
 
-template <class T>
-struct Run32 {
-  static size_t tile_bytes(int K) { return tile_bytes32<T>(K); }
-  static void run(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch) {
-    static const Direct direct[DIRECT + 1] = ER_DIRECT(direct32, T);
-    const size_t tile = tile_bytes(K);
-    if (M <= DIRECT) {
-      const Direct k = direct[tile_cols(M)];
-      for (int t = 0; t < tiles; t++) k(w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M);
-      return;
-    }
-    const Gemm g = {tile, T::U * 32, T::UNIT, 32, BLOCK_C * REC32, SLICE32, unpack_slice32<T>,
-                    block32<T::ZERO, T::MIN, code_bits(T::Codes::BITS), BLOCK_C>};
-    many_columns(g, w, tiles, act, K, M, out, ldo, scratch);
-  }
-  static constexpr Linear row() { return {T::TYPE, ACT_Q8_32, R, 32, tile_bytes, pack32<T>, run, unpack_row32<T>}; }
-};
+template <class T> constexpr int unit_blocks() { return T::NS ? 8 : int(Unit<T>::BLOCKS); }
+
+// Kernels that differ in what is the same for them are one.
+template <class T> constexpr int block_bits() { return Unit<T>::HALVES ? scaled_bits(T::Codes::BITS) : code_bits(T::Codes::BITS); }
 
 template <class T>
-struct RunK {
-  static size_t tile_bytes(int K) { return tile_bytes_k<T>(K); }
+struct Run {
+  static size_t tile_bytes(int K) {
+    if constexpr (T::NS) return tile_bytes_k<T>(K);
+    else return tile_bytes32<T>(K);
+  }
   static void run(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch) {
-    static const Direct direct[DIRECT + 1] = ER_DIRECT(direct_k, T);
+    static const Direct kernels[DIRECT + 1] = ER_DIRECT(direct, T);
     const size_t tile = tile_bytes(K);
     if (M <= DIRECT) {
-      const Direct k = direct[tile_cols(M)];
-      for (int t = 0; t < tiles; t++) k(w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M);
+      const int C = tile_cols(M);
+      for (int t = 0; t < tiles; t++) {
+        kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M);
+        for (int m = 0; m < M; m++) add_second<T>(w + size_t(t) * tile, second_of(act, K, C, m), K, out + m * ldo + int64_t(t) * R);
+      }
       return;
     }
-    const Gemm g = {tile, 256, T::UNIT, 256, BLOCK_C * REC256, SLICE256, unpack_slice_k<T>,
-                    block_k<T::NS, T::ZERO, T::MIN, scaled_bits(T::Codes::BITS), BLOCK_C>};
+    const Gemm g = {tile, unit_blocks<T>() * 32, T::UNIT, unpack_slice<T>,
+                    block<Unit<T>::HALVES, T::ZERO, T::MIN, block_bits<T>(), BLOCK_C>, add_second<T>};
     many_columns(g, w, tiles, act, K, M, out, ldo, scratch);
   }
-  static constexpr Linear row() { return {T::TYPE, ACT_Q8_256, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>}; }
+  static constexpr Linear row() {
+    if constexpr (T::NS) return {T::TYPE, ACT_Q8, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>};
+    else return {T::TYPE, ACT_Q8, R, 32, tile_bytes, pack32<T>, run, unpack_row32<T>};
+  }
 };
 
 static const Linear table[] = {
-    Run32<Q4_0>::row(), Run32<Q4_1>::row(), Run32<Q5_0>::row(), Run32<Q5_1>::row(), Run32<Q8_0>::row(), Run32<IQ4_NL>::row(),
-    Run32<MXFP4>::row(), RunK<Q2_K>::row(), RunK<Q3_K>::row(), RunK<Q4_K>::row(), RunK<Q5_K>::row(), RunK<Q6_K>::row(),
-    RunK<IQ4_XS>::row(),
+    Run<Q4_0>::row(), Run<Q4_1>::row(), Run<Q5_0>::row(), Run<Q5_1>::row(), Run<Q8_0>::row(), Run<IQ4_NL>::row(),
+    Run<MXFP4>::row(), Run<Q2_K>::row(), Run<Q3_K>::row(), Run<Q4_K>::row(), Run<Q5_K>::row(), Run<Q6_K>::row(),
+    Run<IQ4_XS>::row(),
 };
 
 static const Linear* find(int type) {

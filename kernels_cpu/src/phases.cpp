@@ -54,7 +54,7 @@ void Program::gather(const Instr& in, int thread) {
 
 void Program::quantize_token(const Instr& in, int t, bool store_sum, uint8_t* const* acts, int thread) {
   const float* x = prologue(in.pre, t, store_sum, thread);
-  for (int a = 0; a < 3; a++)
+  for (int a = 0; a < N_ACTS; a++)
     if (uses_act(in, Act(a))) isa_->linear.quantize(Act(a), x, 0, in.pre.width, count(in), t, t + 1, acts[a]);
 }
 
@@ -64,9 +64,9 @@ void Program::linear(const Instr& in, int thread) {
   const int parts = in.epilogue == EPI_GLU ? 1 : in.n_outs;
   int first[MAX_OUTS + 1] = {0};
   for (int i = 0; i < parts; i++) first[i + 1] = first[i] + (tile_count(in.outs[i].weight) + step - 1) / step;
-  uint8_t* acts[3];
+  uint8_t* acts[N_ACTS];
   uint8_t* at = scratch_[thread] + private_at_;
-  for (int a = 0; a < 3; a++) {
+  for (int a = 0; a < N_ACTS; a++) {
     acts[a] = mine ? at : act_[a];
     if (mine && uses_act(in, Act(a))) at += (isa_->linear.act_bytes(Act(a), in.pre.width, n) + 127) / 64 * 64;
   }

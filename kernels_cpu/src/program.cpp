@@ -43,7 +43,7 @@ Program* Program::create(const Isa* isa, Pool* pool, const Instr* code, int n_co
 
 Program::~Program() {
   for (int i = 0; i < n_buffers_ && buffers_; i++) free_pages(buffers_[i], buffer_bytes_[i]);
-  for (int i = 0; i < 3; i++) free_pages(act_[i], act_bytes_[i]);
+  for (int i = 0; i < N_ACTS; i++) free_pages(act_[i], act_bytes_[i]);
   for (int i = 0; i < pool_->size() && scratch_; i++) free_pages(scratch_[i], scratch_bytes_);
   free(code_); free(widths_); free(ld_); free(buffers_); free(buffer_bytes_); free(scratch_); free(items_);
 }
@@ -78,7 +78,7 @@ bool Program::reserve() {
     const size_t rows = i == logits_ ? batch_.n_outputs : tokens;
     if (!grow((void**)&buffers_[i], &buffer_bytes_[i], rows * ld_[i] * sizeof(float) + 64)) return false;
   }
-  size_t linear = 0, acts[3] = {}, priv = 0, glu = 0;
+  size_t linear = 0, acts[N_ACTS] = {}, priv = 0, glu = 0;
   for (int i = 0; i < n_code_; i++) {
     const Instr& in = code_[i];
     if (in.op != OP_LINEAR) continue;
@@ -88,7 +88,7 @@ bool Program::reserve() {
     linear = s > linear ? s : linear;
     const bool mine = inline_prologue(in);
     size_t sum = 0;
-    for (int a = 0; a < 3; a++) {
+    for (int a = 0; a < N_ACTS; a++) {
       if (!uses_act(in, Act(a))) continue;
       const size_t b = (isa_->linear.act_bytes(Act(a), in.pre.width, n) + 127) / 64 * 64;
       sum += b;
@@ -100,7 +100,7 @@ bool Program::reserve() {
       glu = g > glu ? g : glu;
     }
   }
-  for (int a = 0; a < 3; a++)
+  for (int a = 0; a < N_ACTS; a++)
     if (!grow((void**)&act_[a], &act_bytes_[a], acts[a])) return false;
   const size_t attn = isa_->ops->attn_scratch(max_head_dim_, max_group_);
   vectors_at_ = (linear + 127) / 64 * 64;

@@ -126,8 +126,8 @@ class Program {
   float** buffers_ = nullptr;
   size_t *buffer_bytes_ = nullptr;
   int max_width_ = 0;
-  uint8_t* act_[3] = {};
-  size_t act_bytes_[3] = {};
+  uint8_t* act_[N_ACTS] = {};
+  size_t act_bytes_[N_ACTS] = {};
   uint8_t** scratch_ = nullptr;
   size_t scratch_bytes_ = 0, vectors_at_ = 0, private_at_ = 0, glu_at_ = 0;  // layout of a thread's scratch
   Item* items_ = nullptr;

@@ -71,6 +71,9 @@ ER_INL vf h2f(const void* p) {
   memcpy(a, p, 8);
   return vf{half_to_f32(a[0]), half_to_f32(a[1]), half_to_f32(a[2]), half_to_f32(a[3])};
 }
+ER_INL vi int_lo(vi p) { return (vi)((vw)p << 16) >> 16; }
+ER_INL vi int_hi(vi p) { return p >> 16; }
+ER_INL vf splat_f(float x) { return vf{x, x, x, x}; }
 ER_INL vf mul(vf a, vf b) { return a * b; }
 // A double holds the product exactly; only the sum is rounded twice, which shows about once in 2^29.
 ER_INL vf fma(vf a, vf b, vf c) {

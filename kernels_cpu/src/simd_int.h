@@ -7,6 +7,7 @@
 //   wide_u8 wide_i8      2R bytes -> 2R int16     lanes_u8         R bytes -> R int32
 //   pair_dot(a, x, y)    a + x.lo * y.lo + x.hi * y.hi over int16 pairs
 //   scale_lo scale_hi    one half of each int16 pair as a multiplier for mul_add / dots_scaled
+//   int_lo int_hi        the same as R int32           splat_f          one float to every lane
 //   h2f                  R fp16 -> R floats       fma fnma         x * y + z and z - x * y, rounded once
 //   dp(a, u, x)          a + the dot product of four code bytes u with four int8 x, in each lane
 //

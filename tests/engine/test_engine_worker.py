@@ -29,7 +29,9 @@ class Rig:
         self.ended: list[str] = []
         program = FakeProgram(24, 4, self._before)
         self.engine = Engine(program, 24, 4, Limits(4, 32, 8))
-        self.worker = Worker(self.engine, lambda: self.ended.append(threading.current_thread().name))
+        self.worker = Worker(
+            self.engine, lambda: self.ended.append(threading.current_thread().name)
+        )
 
     def _before(self, batch: Batch) -> None:
         self.entered.set()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -116,7 +117,6 @@ def test_the_library_needs_no_cpp_runtime() -> None:
 
 def test_data_files() -> None:
     assert native.data("models.toml").is_file()
-    assert native.data("kernels_cuda").is_dir()
     with pytest.raises(FileNotFoundError, match="edgerun/no/such"):
         native.data("no", "such")
 
@@ -162,9 +162,9 @@ def test_the_sdist_holds_what_a_build_needs(tmp_path: Path) -> None:
 
 def test_one_name_only_is_installed() -> None:
     """No global package called ``backends`` or ``kernels_cpu``."""
-    assert importlib.util.find_spec("edgerun.backends") is not None
-    code = "import importlib.util as u; print(u.find_spec('backends'), u.find_spec('kernels_cuda'))"
-    run = subprocess.run(
-        [sys.executable, "-I", "-c", code], capture_output=True, text=True, cwd="/"
-    )
-    assert run.stdout.split() == ["None", "None"]
+    try:
+        files = importlib.metadata.distribution("edgerun").files
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("edgerun runs from its source tree here")
+    assert files
+    assert not {f.parts[0] for f in files} & {p.name for p in ROOT.iterdir() if p.name != "edgerun"}

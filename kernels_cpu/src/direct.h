@@ -1,0 +1,156 @@
+// direct.h: one tile x C columns over all of K, straight from the packed tile, for every quantized type.
+// Per output, in k order over blocks of 32: an exact int32 sum (sub-blocks of 16 enter times their integer scales), one fma
+// with the float scale, one more with the minimum; then the same over the blocks that have a second digit. C is nowhere in
+// that, so every C and the byte kernel (gemm.h) give the same bits.
+#pragma once
+#include "act_q8.h"
+#include "dots.h"
+#include "format_k.h"
+#include "format_q32.h"
+
+namespace er {
+namespace ER_ISA {
+namespace q8 {
+
+// -zero * sum, from the record's -8 * sum
+template <int ZERO>
+ER_INL vi zero_start(const uint8_t* p) {
+  if constexpr (ZERO < 0) return zero_i();
+  else if constexpr (ZERO == 3) return bci(p);
+  else return sll32<ZERO - 3>(bci(p));
+}
+
+// A unit of a tile as blocks of 32: where block i's codes lie and what they are multiplied with.
+//   scale(i) min(i)   floats, the minimum to be added
+//   mult(i, half)     integer scales of 16 codes, pair(i) both as int16 times -zero (or the minimums), where HALVES
+template <class T>
+struct Unit32 {
+  enum { BLOCKS = T::U, HALVES = 0 };
+  const uint8_t* u;
+  ER_INL void open(Unit32& x, const uint8_t* unit) { x.u = unit; }
+  vf scale(int i) const { return T::scale(u + i * R * T::SCALE); }
+  vf min(int) const { return h2f(u + 2 * R); }
+};
+template <class T>
+struct Unit8 {  // K-quants with sub-blocks of 32: their scales as floats
+  enum { BLOCKS = 8, HALVES = 0 };
+  const uint8_t* u;
+  alignas(64) uint8_t d[8 * VB], m[8 * VB];
+  ER_INL void open(Unit8& x, const uint8_t* unit) {
+    x.u = unit;
+    vi sc[4], mn[4];
+    T::Head::get(unit, sc, mn);
+    const vf scale = h2f(unit);
+    for (int p = 0; p < 4; p++) {
+      stf(x.d + 2 * p * VB, mul(scale, cvt(int_lo(sc[p]))));
+      stf(x.d + (2 * p + 1) * VB, mul(scale, cvt(int_hi(sc[p]))));
+    }
+    if constexpr (T::MIN) {
+      const vf low = mul(splat_f(-1.0f), h2f(unit + 2 * R));
+      for (int p = 0; p < 4; p++) {
+        stf(x.m + 2 * p * VB, mul(low, cvt(int_lo(mn[p]))));
+        stf(x.m + (2 * p + 1) * VB, mul(low, cvt(int_hi(mn[p]))));
+      }
+    }
+  }
+  vf scale(int i) const { return ldf(d + i * VB); }
+  vf min(int i) const { return ldf(m + i * VB); }
+};
+template <class T>
+struct Unit16 {  // K-quants with sub-blocks of 16
+  enum { BLOCKS = 8, HALVES = 1 };
+  const uint8_t* u;
+  alignas(64) uint8_t s[16 * VB], p[8 * VB];
+  ER_INL void open(Unit16& x, const uint8_t* unit) {
+    x.u = unit;
+    vi sc[8], mn[8];
+    T::Head::get(unit, sc, mn);
+    for (int i = 0; i < 8; i++) {
+      sti(x.s + 2 * i * VB, scale_lo(sc[i]));
+      sti(x.s + (2 * i + 1) * VB, scale_hi(sc[i]));
+      if constexpr (T::MIN) sti(x.p + i * VB, mn[i]);
+      else sti(x.p + i * VB, sub16(zero_i(), sll16<(T::ZERO & 15)>(sc[i])));
+    }
+  }
+  vf scale(int) const { return h2f(u); }
+  vf min(int) const { return mul(splat_f(-1.0f), h2f(u + 2 * R)); }
+  vi mult(int i, int half) const { return ldi(s + (2 * i + half) * VB); }
+  vi pair(int i) const { return ldi(p + i * VB); }
+};
+template <class T, int KIND> struct UnitOf { typedef Unit32<T> type; };
+template <class T> struct UnitOf<T, 8> { typedef Unit8<T> type; };
+template <class T> struct UnitOf<T, 16> { typedef Unit16<T> type; };
+template <class T> using Unit = typename UnitOf<T, T::NS>::type;
+
+// f[c] += block i of the unit times column c of the record
+template <class T, int C>
+ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const uint8_t* a) {
+  const uint8_t* v = u.u + T::HEAD + i * T::BLOCK;
+  vi acc[C];
+  if constexpr (!Unit<T>::HALVES) {
+    ER_EACH acc[c] = zero_start<T::ZERO>(a + C * 40 + c * 4);
+    dots<8, T::Codes::BITS>(acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); }, a);
+  } else {
+    ER_EACH acc[c] = zero_i();
+    if constexpr (!T::MIN && T::ZERO >= 0) {
+      const vi z = u.pair(i);
+      ER_EACH acc[c] = pair_dotb(acc[c], z, a + C * 44 + c * 4);
+    }
+    dots_scaled<4, T::Codes::BITS>(
+        acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); }, a, u.mult(i, 0));
+    dots_scaled<4, T::Codes::BITS>(
+        acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v + 4>(v); }, a + 16, u.mult(i, 1));
+  }
+  const vf d = u.scale(i);
+  ER_EACH f[c] = fma(cvt(acc[c]), mul(d, bcf(a + C * 32 + c * 4)), f[c]);
+  if constexpr (T::MIN) {
+    const vf m = u.min(i);
+    if constexpr (Unit<T>::HALVES) {
+      const vi z = u.pair(i);
+      ER_EACH f[c] = fma(cvt(pair_dotb(zero_i(), z, a + C * 44 + c * 4)), mul(m, bcf(a + C * 32 + c * 4)), f[c]);
+    } else {
+      ER_EACH f[c] = fma(m, bcf(a + C * 36 + c * 4), f[c]);
+    }
+  }
+}
+
+// `n` <= C columns are stored; the rest of the tile's columns may hold anything.
+template <class T, int C>
+static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n) {
+  vf f[C];
+  ER_EACH f[c] = zero_f();
+  Unit<T> u;
+  for (int left = K / 32; left > 0; left -= Unit<T>::BLOCKS, w += T::UNIT) {
+    Unit<T>::open(u, w);
+    const int blocks = left < int(Unit<T>::BLOCKS) ? left : int(Unit<T>::BLOCKS);
+#pragma GCC unroll 1
+    for (int i = 0; i < blocks; i++, a += C * REC) {
+      prefetch<T::UNIT / Unit<T>::BLOCKS>(w + i * (T::UNIT / Unit<T>::BLOCKS));
+      add_block<T, C>(f, u, i, a);
+    }
+  }
+  ER_EACH if (c < n) stf(out + c * ldo, f[c]);
+}
+
+// The second digits of one column, after all its first ones.
+template <class T>
+static void add_second(const uint8_t* w, const uint8_t* second, int K, float* out) {
+  int32_t n, b;
+  memcpy(&n, second, 4);
+  if (n == 0) return;
+  const uint8_t* rec = second + second_index_bytes(K);
+  vf f[1] = {ldf(out)};
+  Unit<T> u;
+  for (int i = 0, open = -1; i < n; i++, rec += REC) {
+    memcpy(&b, second + 4 + 4 * i, 4);
+    const int unit = b / int(Unit<T>::BLOCKS);
+    if (unit != open) Unit<T>::open(u, w + size_t(unit) * T::UNIT);
+    open = unit;
+    add_block<T, 1>(f, u, b % int(Unit<T>::BLOCKS), rec);
+  }
+  stf(out, f[0]);
+}
+
+}  // namespace q8
+}  // namespace ER_ISA
+}  // namespace er

@@ -1,0 +1,147 @@
+"""``edgerun chat`` with its input piped, and stopped in the middle."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from helpers import gguf_build as gb
+from helpers.cli import CLI, EDGERUN, environment
+
+from edgerun.llm import LLM
+
+ARGS = ["--backend", "cpu", "--temp", "0"]
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CLI:
+    return CLI(capsys, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gb.scripted_model(tmp_path_factory.mktemp("m") / "m.gguf", ["Hi", "!"], vocab=[" "])
+
+
+@pytest.fixture
+def prompts(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[str, str]]]:
+    """The conversation of each request, as (role, content)."""
+    seen: list[list[tuple[str, str]]] = []
+    original = LLM.stream_chat
+
+    def spy(self, messages, *args, **kwargs):  # type: ignore[no-untyped-def]
+        seen.append([(m["role"], m["content"]) for m in messages])
+        return original(self, messages, *args, **kwargs)
+
+    monkeypatch.setattr(LLM, "stream_chat", spy)
+    return seen
+
+
+Prompts = list[list[tuple[str, str]]]
+ONE, TWO, HI = ("user", "one"), ("user", "two"), ("assistant", "Hi!")
+
+
+def test_a_conversation(cli: CLI, model: Path, prompts: Prompts) -> None:
+    r = cli("chat", "-m", model, *ARGS, "--system", "Be", stdin="one\n\ntwo\n")
+    assert (r.status, r.out) == (0, "Hi!\nHi!\n")
+    be = ("system", "Be")
+    assert prompts == [[be, ONE], [be, ONE, HI, TWO]]
+    assert len(re.findall(r"\[prefill \d+ tokens, .* decode 1 tokens, .*\]", r.err)) == 2
+
+
+@pytest.mark.parametrize(
+    ("lines", "last"),
+    [
+        ("one\n/retry\n", [ONE]),
+        ("one\n/undo\ntwo\n", [TWO]),
+        ("one\n/reset\ntwo\n", [TWO]),
+        ("one\ntwo\n/retry\n", [ONE, HI, TWO]),
+        ("one\n/system Be  kind\ntwo", [("system", "Be  kind"), TWO]),
+        ("/system x\n/system\none", [ONE]),
+        ("a \\\nb\\\n", [("user", "a \nb")]),
+        ("one\n/quit\ntwo\n", [ONE]),
+        ("one\n  /exit  \ntwo\n", [ONE]),
+    ],
+)
+def test_commands(cli: CLI, model: Path, prompts: Prompts, lines: str, last: object) -> None:
+    assert cli("chat", "-m", model, *ARGS, stdin=lines).status == 0
+    assert prompts[-1] == last
+
+
+def test_words_of_the_commands(cli: CLI, model: Path, prompts: Prompts) -> None:
+    r = cli("chat", "-m", model, stdin="/help\n/undo\n/retry\n/no\x1b[2Jway\n")
+    assert (r.status, r.out) == (0, "")
+    assert "/retry           answer the last question again" in r.err
+    assert r.err.count("nothing to take back\n") == 2
+    assert "unknown command /no\\x1b[2Jway; /help lists them\n" in r.err
+    assert prompts == []
+
+
+def test_input_that_is_not_text(cli: CLI, model: Path, prompts: Prompts) -> None:
+    assert cli("chat", "-m", model, *ARGS, stdin=b"caf\xe9\n").status == 0
+    assert prompts == [[("user", "caf\ufffd")]]
+
+
+def test_a_full_context_ends_the_question_not_the_chat(
+    cli: CLI, model: Path, prompts: Prompts
+) -> None:
+    long = "x" * 300
+    r = cli("chat", "-m", model, *ARGS, "--ctx", "128", stdin=f"one\n{long}\n/retry\ntwo\n")
+    assert r.status == 0
+    assert re.search(r"\nerror: the prompt has \d+ tokens but the context holds 128", r.err)
+    assert r.out == "Hi!\n" * 3
+    assert prompts == [[ONE], [ONE, HI, ("user", long)], [ONE], [ONE, HI, TWO]]
+
+
+def test_a_failed_retry_keeps_the_turn(
+    cli: CLI, model: Path, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/retry fails once; the question and its first answer are still there afterwards."""
+    from edgerun.errors import GenerationError
+
+    spied = LLM.stream_chat
+
+    def failing(self, messages, *args, **kwargs):  # type: ignore[no-untyped-def]
+        stream = spied(self, messages, *args, **kwargs)
+        if len(prompts) == 2:
+            raise GenerationError("NaN")
+        return stream
+
+    monkeypatch.setattr(LLM, "stream_chat", failing)
+    r = cli("chat", "-m", model, *ARGS, stdin="one\n/retry\ntwo\n")
+    assert "error: NaN\n" in r.err
+    assert prompts == [[ONE], [ONE], [ONE, HI, TWO]]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_ctrl_c_stops_the_answer_not_the_chat(tmp_path: Path) -> None:
+    follow: dict[str | int, str | int] = dict.fromkeys(range(259), " tick")
+    follow |= {" tick": " tock", " tock": " tick"}
+    path = gb.scripted_model(tmp_path / "m.gguf", follow, vocab=[" "], n_ctx=100_000)
+    chat = subprocess.Popen(
+        [*EDGERUN, "chat", "-m", str(path), *ARGS],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment(),
+    )
+    assert chat.stdin is not None
+    assert chat.stdout is not None
+    chat.stdin.write(b"one\n")
+    assert chat.stdout.read(5) == b" tick"
+    chat.send_signal(signal.SIGINT)
+    before = b""
+    while not before.endswith(b"\n"):  # the stopped answer's end
+        before += chat.stdout.read(1)
+    chat.stdin.write(b"/undo\n/undo\n/quit\n")
+    out, err = chat.communicate(timeout=30)
+    assert chat.returncode == 0
+    assert out == b""
+    assert b"\n(stopped)\n" in err
+    assert err.count(b"nothing to take back") == 1  # the stopped turn was there, and only it
+    assert b"Traceback" not in err

@@ -1,0 +1,171 @@
+"""The documents tell the truth: names exist, links resolve, and the way of a token is that way."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from helpers import gguf_build as gb
+from helpers.cli import CLI
+from helpers.paths import ROOT
+
+ARCHITECTURE = ROOT / "docs" / "architecture.md"
+DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
+DOTTED = re.compile(r"[a-z_]+(\.\w+)+")
+
+
+def quoted(text: str) -> Iterator[str]:
+    """What stands in backticks, code blocks left out."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)
+    yield from re.findall(r"`([^`\n]+)`", text)
+
+
+def find(name: str) -> Any:
+    """The object called ``name``, relative to the package; fields of dataclasses count.
+
+    Raises:
+        AttributeError, ImportError: there is none.
+    """
+    words = name.removeprefix("edgerun.").split(".")
+    found: Any = importlib.import_module("edgerun")
+    for i, word in enumerate(words):
+        if inspect.ismodule(found):
+            module = ".".join(["edgerun", *words[: i + 1]])
+            # `cli.run` is a module although the package exports other names, too.
+            try:
+                found = importlib.import_module(module)
+                continue
+            except ModuleNotFoundError as e:
+                if e.name != module:
+                    raise
+        if word not in getattr(found, "__dataclass_fields__", {}):
+            found = getattr(found, word)
+    return found
+
+
+def names(text: str) -> list[str]:
+    # `general.architecture` is a key of GGUF files, which are documented elsewhere.
+    return [q for q in quoted(text) if DOTTED.fullmatch(q) and not q.startswith("general.")]
+
+
+def kernel_sources() -> str:
+    return "\n".join(p.read_text("utf-8") for p in sorted(ROOT.glob("kernels_cpu/src/*")))
+
+
+def test_names_exist() -> None:
+    text = ARCHITECTURE.read_text("utf-8")
+    found = names(text)
+    assert len(found) > 40
+    missing = []
+    for name in found:
+        try:
+            find(name)
+        except (AttributeError, ImportError) as e:
+            missing.append(f"{name}: {e}")
+    assert not missing, "\n".join(missing)
+
+
+@pytest.mark.parametrize("name", ["llm.LLM.stroll", "llm.LM", "lim.LLM", "core.Chunk.txt"])
+def test_the_check_of_names_can_fail(name: str) -> None:
+    assert names(f"see `{name}`") == [name]
+    with pytest.raises((AttributeError, ImportError)):
+        find(name)
+
+
+def test_native_names_exist() -> None:
+    sources = kernel_sources()
+    wanted = [q for q in quoted(ARCHITECTURE.read_text("utf-8")) if re.match(r"er_|\w+::", q)]
+    assert len(wanted) >= 5
+    missing = [n for n in wanted if not re.search(rf"\b{re.escape(n)}\(", sources)]
+    assert not missing
+
+
+def links(path: Path) -> Iterator[str]:
+    text = path.read_text("utf-8")
+    yield from re.findall(r"\]\(([^)\s]+)\)", text)
+    for q in quoted(text):
+        if re.fullmatch(r"(edgerun|backends|kernels_\w+|tests|docs|benchmarks)/[\w./]*", q):
+            yield str(Path(*[".."] * len(path.relative_to(ROOT).parents[1:]), q))
+
+
+def anchors(path: Path) -> set[str]:
+    heads = re.findall(r"^#+ (.+)$", path.read_text("utf-8"), flags=re.M)
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in heads}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_links_resolve(path: Path) -> None:
+    broken = []
+    for link in links(path):
+        target, _, anchor = link.partition("#")
+        if re.match(r"[a-z]+:", target):
+            continue  # the web is not this test's business
+        file = path.parent / target if target else path
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            broken.append(link)
+    assert not broken
+
+
+# -- a token's way, walked -----------------------------------------------------------------------
+
+
+def numbered_lists(text: str) -> list[list[str]]:
+    """The dotted names in each numbered list, in order."""
+    lists: list[list[str]] = []
+    inside = False
+    for line in text.splitlines():
+        item = re.match(r"\d+\. ", line)
+        if item and line.startswith("1. "):
+            lists.append([])
+        inside = bool(item) or (inside and line.startswith("   "))
+        if inside:
+            lists[-1] += names(line)
+    return lists
+
+
+def code_of(name: str) -> CodeType | None:
+    """The code that a call of ``name`` runs; None for what is no call, such as a value type."""
+    found = find(name)
+    if inspect.isclass(found):
+        found = found.__init__
+    return getattr(inspect.unwrap(getattr(found, "__func__", found)), "__code__", None)
+
+
+def test_a_request_goes_the_documented_way(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extra = {"tokenizer.chat_template": "{{ messages[0].content }}"}
+    path = gb.scripted_model(tmp_path / "m.gguf", ["Hel", "lo"], vocab=[" "], extra=extra)
+    lists = numbered_lists(ARCHITECTURE.read_text("utf-8"))
+    documented = [[c for n in part if (c := code_of(n)) is not None] for part in lists]
+    assert [len(part) > 2 for part in documented] == [True] * 4
+    wanted = {c for part in documented for c in part}
+    calls: list[CodeType] = []
+    seen: set[CodeType] = set()
+
+    def note(frame: FrameType, event: str, arg: object) -> None:
+        if event == "call" and frame.f_code in wanted and frame.f_code not in seen:
+            seen.add(frame.f_code)
+            calls.append(frame.f_code)
+
+    cli = CLI(capsys, monkeypatch)
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        result = cli("run", "-m", path, "--backend", "cpu", "--temp", "0", "hi", "--stop", "x")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    assert (result.status, result.out) == (0, "Hello")
+    for part in documented:
+        assert [c.co_name for c in part if c not in seen] == []
+        order = [c for c in calls if c in part]
+        assert [c.co_name for c in order] == [c.co_name for c in dict.fromkeys(part)]

@@ -1,0 +1,128 @@
+"""What LLM refuses: parameters, prompts, messages, options; always by name, in one line."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import gguf_build as gb
+
+from edgerun import LLM, SamplingParams
+from edgerun.errors import (
+    BackendError,
+    EdgerunError,
+    ModelNotFoundError,
+    RequestError,
+    TemplateError,
+)
+
+SHORT = SamplingParams(temperature=0, ignore_eos=True, max_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gb.random_model(tmp_path_factory.mktemp("m") / "random.gguf", seed=3)
+
+
+@pytest.fixture(scope="module", params=["cpu", "reference"])
+def llm(path: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
+    with LLM(path, backend=request.param, threads=1) as model:
+        yield model
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("temperature", math.nan),
+        ("temperature", "hot"),
+        ("max_tokens", -1),
+        ("max_tokens", 1.5),
+        ("top_p", 1.01),
+        ("min_p", -0.1),
+        ("seed", 2**64 + 1),
+        ("stop", 7),
+        ("stop", ["a", None]),
+        ("stop", "x" * 100_000),
+        ("samplers", ["banana"]),
+        ("logit_bias", {-1: 1.0}),
+        ("logit_bias", {10**6: 1.0}),
+        ("logprobs", -1),
+        ("mirostat", 3),
+        ("nonsense", 1),
+    ],
+)
+def test_bad_parameters_are_named(llm: LLM, param: str, value: object) -> None:
+    with pytest.raises(RequestError) as e:
+        llm.generate("x", **{param: value})
+    assert e.value.param == param
+    assert param.removesuffix("s") in str(e.value)
+    assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    "prompt", [[-1], [10**6], [2**32 + 1], [1.5], [True], ["1"], [None], [[1]], None, 7, b"abc"]
+)
+def test_bad_prompts_are_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(RequestError) as e:
+        llm.generate(prompt)
+    assert e.value.param == "prompt"
+    with pytest.raises(RequestError):
+        llm.detokenize(prompt)
+
+
+def test_numpy_ids_are_ids(llm: LLM) -> None:
+    want = llm.generate([1, 5, 9], SHORT)
+    for ids in (np.array([1, 5, 9]), (1, 5, 9), list(np.array([1, 5, 9], np.uint16))):
+        assert llm.generate(ids, SHORT).token_ids == want.token_ids  # type: ignore[arg-type]
+
+
+def test_text_that_is_no_unicode_is_still_text(llm: LLM) -> None:
+    assert llm.generate("a\ud800\x00b", SHORT).usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize("messages", [[], "hi", [7], [{"role": "banana", "content": "x"}], None])
+def test_bad_messages_are_refused(llm: LLM, messages: Any) -> None:
+    with pytest.raises(RequestError):
+        llm.chat(messages)
+
+
+def test_a_templates_refusal_is_quoted(tmp_path: Path) -> None:
+    extra = {"tokenizer.chat_template": "{{ raise_exception('no tea') }}"}
+    with (
+        LLM(gb.random_model(tmp_path / "m.gguf", extra=extra), backend="cpu") as llm,
+        pytest.raises(TemplateError, match="no tea"),
+    ):
+        llm.chat([{"role": "user", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"n_ctx": 0}, RequestError, "n_ctx"),
+        ({"n_ctx": 2**50}, EdgerunError, "GB"),
+        ({"n_ctx": 1.5}, RequestError, "n_ctx"),
+        ({"threads": 0}, RequestError, "threads"),
+        ({"threads": -1}, RequestError, "threads"),
+        ({"max_batch": 0}, RequestError, "max_batch"),
+        ({"backend": "abacus"}, RequestError, "auto, cpu, reference"),
+        ({"backend": 7}, RequestError, "backend"),
+        ({"kv_type": "q1"}, BackendError, "'q1'"),
+        ({"kv_type": "q1", "backend": "reference"}, BackendError, "'q1'"),
+    ],
+)
+def test_bad_options(path: Path, options: Any, error: type[Exception], words: str) -> None:
+    before = threading.active_count()
+    with pytest.raises(error, match=words) as e:
+        LLM(path, **options)
+    assert "\n" not in str(e.value)
+    assert threading.active_count() == before
+
+
+def test_no_such_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"nothing\.gguf"):
+        LLM(tmp_path / "nothing.gguf")
