@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "PAGE_SIZE",
     "Attention",
     "Backend",
     "Batch",
@@ -24,7 +25,6 @@ __all__ = [
     "KVPool",
     "Memory",
     "Ops",
-    "PAGE_SIZE",
     "Program",
     "RawTensor",
     "Role",
@@ -62,8 +62,8 @@ class Rope:
     """Rotary position embedding (arXiv:2104.09864) with every scaling rule already applied.
 
     Pair ``i`` of a head turns by ``position * inv_freq[i]``; the result is multiplied by ``mscale``
-    (YaRN's attention factor). ``inv_freq`` is float32 ``[n_rot / 2]``; dimensions past ``n_rot`` pass
-    through. ``interleaved`` pairs (2i, 2i+1), else (i, i + n_rot/2).
+    (YaRN's attention factor). ``inv_freq`` is float32 ``[n_rot / 2]``; dimensions past ``n_rot``
+    pass through. ``interleaved`` pairs (2i, 2i+1), else (i, i + n_rot/2).
     """
 
     inv_freq: F32
@@ -186,7 +186,10 @@ class Ops(Protocol):
         ...
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, spec: Attention) -> Tensor:
-        """Write ``k`` and ``v`` to the layer's pages, then attend: [n_tokens, n_heads * head_dim]."""
+        """Write ``k`` and ``v`` to the layer's pages, then attend.
+
+        Returns [n_tokens, n_heads * head_dim].
+        """
         ...
 
     def glu(self, gate: Tensor, up: Tensor, act: Literal["silu", "gelu"]) -> Tensor:
@@ -202,7 +205,7 @@ class Ops(Protocol):
         ...
 
     def logits(self, x: Tensor, weight: Weight, softcap: float = 0.0) -> Tensor:
-        """``x @ weight.T``, then ``softcap * tanh(· / softcap)`` if softcap > 0: forward's result."""
+        """``x @ weight.T``, then ``softcap * tanh(· / softcap)`` if softcap > 0: the result."""
         ...
 
 
@@ -211,7 +214,7 @@ Forward: TypeAlias = Callable[[Ops], Tensor]
 
 
 class KVPool(abc.ABC):
-    """``n_pages`` pages of ``PAGE_SIZE`` tokens for every layer; page ids index all layers at once."""
+    """``n_pages`` pages of ``PAGE_SIZE`` tokens for every layer; an id names a page in all layers."""
 
     n_pages: int
     page_bytes: int  # over all layers
@@ -259,7 +262,9 @@ class Backend(abc.ABC):
         """
 
     @abc.abstractmethod
-    def new_kv(self, layers: Sequence[KVLayer], n_pages: int, kv_type: str | None = None) -> KVPool: ...
+    def new_kv(
+        self, layers: Sequence[KVLayer], n_pages: int, kv_type: str | None = None
+    ) -> KVPool: ...
 
     @abc.abstractmethod
     def prepare(self, forward: Forward, kv: KVPool, n_ctx: int) -> Program:
@@ -271,4 +276,4 @@ class Backend(abc.ABC):
 
     def close(self) -> None:
         """Free threads and memory; the backend is unusable afterwards."""
-        return None
+        return

@@ -20,7 +20,12 @@ from edgerun.backends import base
 from edgerun.backends import cpu_abi as abi
 from edgerun.backends.cpu_grids import ensure_grids
 from edgerun.backends.cpu_recorder import MatrixHandle, Recorder, VectorHandle, lower
-from edgerun.errors import BackendError, BackendUnavailableError, OutOfMemoryError, UnsupportedModelError
+from edgerun.errors import (
+    BackendError,
+    BackendUnavailableError,
+    OutOfMemoryError,
+    UnsupportedModelError,
+)
 
 __all__ = ["CPUBackend", "default_threads"]
 
@@ -96,9 +101,9 @@ class CPUBackend(base.Backend):
         if tensor.type == _F32:
             values = tensor.data.reshape(-1).view(np.float32).copy()
         else:
-            from edgerun.gguf.blocks import dequantize
+            from edgerun.gguf import GGMLType, dequantize
 
-            values = np.ascontiguousarray(dequantize(tensor.data, tensor.type), np.float32).reshape(-1)
+            values = dequantize(tensor.data, GGMLType(tensor.type)).reshape(-1)
         # Kernels read whole vectors of sixteen past the end of short weights.
         padded = np.zeros(len(values) + 16, np.float32)
         padded[: len(values)] = values
@@ -257,7 +262,5 @@ class CPUProgram(base.Program):
         if n == 0:
             return np.zeros((0, self.n_vocab), np.float32)
         stride = self._so.er_program_logits_stride(self._ptr)
-        ptr = ctypes.cast(
-            self._so.er_program_logits(self._ptr), ctypes.POINTER(ctypes.c_float)
-        )
+        ptr = ctypes.cast(self._so.er_program_logits(self._ptr), ctypes.POINTER(ctypes.c_float))
         return np.ctypeslib.as_array(ptr, (n, stride))[:, : self.n_vocab]

@@ -186,7 +186,7 @@ class _Lowering:
 
     @staticmethod
     def _deferred_sum(n: Node) -> bool:
-        """x + norm(y), whose first reader is a prologue norm: the matrix after it stores the sum."""
+        """x + norm(y), first read by a prologue norm: the matrix after it stores the sum."""
         if n.kind != "add" or not _Lowering._summed_norm(n.args[1]):
             return False
         first = n.uses[0]
@@ -360,8 +360,8 @@ def _share_buffers(p: Lowered) -> Lowered:
             else:
                 widths.append(p.widths[b])
                 slot[b] = len(widths) - 1
-        for b in [b for b, end in last.items() if end == i and b in slot and b != p.logits]:
-            free.append(slot[b])
+        done = (b for b, end in last.items() if end == i and b in slot and b != p.logits)
+        free += [slot[b] for b in done]
     for instr in p.code:
         _rename(instr, slot)
     return Lowered(p.code, widths, slot[p.logits], p.ropes)

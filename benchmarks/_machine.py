@@ -37,7 +37,10 @@ def machine_facts() -> dict[str, Any]:
     if hasattr(os, "getloadavg"):
         facts["load"] = round(os.getloadavg()[0], 2)
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parent,
     )
     if commit.returncode == 0:
         facts["commit"] = commit.stdout.strip()

@@ -1,5 +1,6 @@
-"""One engine in a process of its own, told over stdin what to time: ``prefill N``, ``decode N PAST``,
-``batch N SEQUENCES``. Answers seconds, one JSON value a line. Runs with any Python that has the engine.
+"""One engine in a process of its own, told over stdin what to time: ``prefill N``,
+``decode N PAST``, ``batch N SEQUENCES``. Answers seconds, one JSON value a line. Runs with any
+Python that has the engine.
 """
 
 from __future__ import annotations

@@ -43,7 +43,15 @@ def _synthetic(shape: str, quant: str) -> Callable[[], Path]:
         if not file.exists():
             print(f"writing {file} ...", file=sys.stderr)
             part = file.with_suffix(".part")
-            command = [sys.executable, HERE / "synth_gguf.py", part, "--shape", shape, "--quant", quant]
+            command = [
+                sys.executable,
+                HERE / "synth_gguf.py",
+                part,
+                "--shape",
+                shape,
+                "--quant",
+                quant,
+            ]
             subprocess.run(command, check=True)
             part.rename(file)
         return file
@@ -71,7 +79,11 @@ class Worker:
     def __init__(self, python: str, engine: str, path: Path, threads: int, n_ctx: int) -> None:
         command = [python, str(HERE / "_worker.py"), engine, str(path), str(threads), str(n_ctx)]
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, stderr=subprocess.DEVNULL
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            stderr=subprocess.DEVNULL,
         )
         self.facts: dict[str, Any] = self._answer()
 
@@ -152,7 +164,9 @@ def print_row(r: Row) -> None:
 
 
 def main() -> None:
-    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     ap.add_argument("--peer", choices=["llama_cpp"], help="engine to compare with")
     ap.add_argument("--peer-python", default=sys.executable, help="a Python that has the peer")
     ap.add_argument("--only", action="append", choices=list(MODELS), help="repeatable")

@@ -74,11 +74,11 @@ class SamplingParams:
         dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers:
             the "don't repeat yourself" sampler; multiplier 0 = off.
         mirostat: 0 off, 1 or 2 (arXiv:2007.14966); replaces the truncating samplers.
-        mirostat_tau, mirostat_eta: target surprise in nats' base-2 cousin, and learning rate.
+        mirostat_tau, mirostat_eta: target surprise in bits, and learning rate.
         seed: 64-bit; ``None`` = a fresh one per request.
         samplers: the chain, in order; names from :data:`DEFAULT_SAMPLERS`.
         logit_bias: token id -> addend.
-        logprobs: return this many alternatives per token; ``None`` = no logprobs, 0 = the token's own.
+        logprobs: return this many alternatives per token; 0 = the token's own only, ``None`` = none.
         min_keep: truncating samplers leave at least this many candidates.
     """
 

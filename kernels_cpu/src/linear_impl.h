@@ -26,7 +26,7 @@ typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, in
 #define ER_DIRECT(k, T) {nullptr, k<T, 1>, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>}
 #endif
 
-template <class T> constexpr int unit_blocks() { return T::NS ? 8 : int(Unit<T>::BLOCKS); }
+template <class T> constexpr int unit_blocks() { return int(Unit<T>::BLOCKS); }
 
 // Kernels that differ in what is the same for them are one.
 template <class T> constexpr int block_bits() { return Unit<T>::HALVES ? scaled_bits(T::Codes::BITS) : code_bits(T::Codes::BITS); }
@@ -34,7 +34,7 @@ template <class T> constexpr int block_bits() { return Unit<T>::HALVES ? scaled_
 template <class T>
 struct Run {
   static size_t tile_bytes(int K) {
-    if constexpr (T::NS) return tile_bytes_k<T>(K);
+    if constexpr (T::NS != 0) return tile_bytes_k<T>(K);
     else return tile_bytes32<T>(K);
   }
   static void run(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch) {
@@ -53,7 +53,7 @@ struct Run {
     many_columns(g, w, tiles, act, K, M, out, ldo, scratch);
   }
   static constexpr Linear row() {
-    if constexpr (T::NS) return {T::TYPE, ACT_Q8, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>};
+    if constexpr (T::NS != 0) return {T::TYPE, ACT_Q8, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>};
     else return {T::TYPE, ACT_Q8, R, 32, tile_bytes, pack32<T>, run, unpack_row32<T>};
   }
 };

@@ -148,8 +148,13 @@ inline float floor_float(double v) { return -ceil_float(-v); }
 #undef ER_SAMPLE_W
 #if defined(__clang__)
 #pragma clang attribute pop
-#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq"))), \
-                             apply_to = function)
+#if __clang_major__ >= 18 && __clang_major__ <= 21  // these want 512-bit registers named apart
+#define ER_EVEX512 ",evex512"
+#else
+#define ER_EVEX512 ""
+#endif
+#pragma clang attribute push( \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq" ER_EVEX512))), apply_to = function)
 #else
 #pragma GCC pop_options
 #pragma GCC push_options

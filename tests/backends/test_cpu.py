@@ -172,5 +172,9 @@ def test_stale_pages_do_not_leak_into_another_sequence(open_runner) -> None:
     ids = list(range(1, 40))
     expected = np.array(runner.program.run(Batch.pack([(ids, 0, [0, 1], range(39))])))
     for page in range(4):
-        runner.kv.import_page(page, np.full(runner.kv.page_bytes // 4, np.nan, np.float32).tobytes())
-    assert same_bits(expected, np.array(runner.program.run(Batch.pack([(ids, 0, [2, 3], range(39))]))))
+        runner.kv.import_page(
+            page, np.full(runner.kv.page_bytes // 4, np.nan, np.float32).tobytes()
+        )
+    assert same_bits(
+        expected, np.array(runner.program.run(Batch.pack([(ids, 0, [2, 3], range(39))])))
+    )

@@ -65,22 +65,22 @@ class Ask:
 
 ASKS = st.builds(
     Ask,
-    arrival=st.integers(0, 30),
-    prompt=st.lists(st.integers(0, 60), min_size=1, max_size=40),
-    max_tokens=st.integers(0, 20),
+    arrival=st.sampled_from([0, 0, 0, 3]) | st.integers(0, 30),
+    prompt=st.lists(st.integers(0, 60), min_size=1, max_size=12) | st.just([7] * 40),
+    max_tokens=st.sampled_from([0, 1, 30, 30, 30]),
     temperature=st.sampled_from([0.0, 0.0, 1.5]),
     cancel=st.none() | st.none() | st.integers(0, 12),
 )
 
 
 @given(
-    asks=st.lists(ASKS, max_size=9),
+    asks=st.lists(ASKS, min_size=1, max_size=9),
     limits=st.builds(Limits, st.integers(1, 6), st.integers(1, 40), st.integers(1, 12)),
     page_size=st.integers(1, 8),
-    spare=st.integers(0, 10),
+    spare=st.sampled_from([0, 0, 1, 5]),
 )
 @example(  # a pool of one context, and everything at once
-    [Ask(0, [i] * 30, 18, 0.0, None) for i in range(1, 6)], Limits(3, 16, 4), 4, 0
+    [Ask(0, [i] * 10, 38, 0.0, None) for i in range(1, 6)], Limits(4, 16, 8), 4, 0
 )
 @settings(max_examples=60, deadline=None)
 def test_any_load_gives_each_request_what_it_gets_alone(

@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 
-#: Reference values, vocabularies and templates; beside the checkout unless EDGERUN_SHARED says otherwise.
+#: Reference values, vocabularies, templates: beside the checkout, or where EDGERUN_SHARED says.
 SHARED = Path(os.environ.get("EDGERUN_SHARED", ROOT.parent / "shared"))
 
 

@@ -1,4 +1,4 @@
-"""GGUF weights for kernel tests: quantized where the gguf package can, else random codes under sane scales."""
+"""GGUF weights for kernel tests: quantized where the gguf package can, else random codes."""
 
 from __future__ import annotations
 

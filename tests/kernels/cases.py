@@ -1,18 +1,18 @@
-"""The cases every kernel backend is held to: one table, so that cpu, cuda and metal answer the same questions.
+"""The cases every kernel backend is held to: one table, so that cpu, cuda and metal answer the same.
 
-A row is ``(op, type, shapes...)``. For ``linear`` the shape is ``(n_rows, k)`` of a weight matrix; the column counts it
-meets are ``COLUMNS``. Shapes hold what trips kernels: rows that fill no tile, an odd number of blocks, of two- and
-four-block units, of K slices, and rows of one block only.
+A row is ``(op, type, shapes...)``. For ``linear`` the shape is ``(n_rows, k)`` of a weight matrix;
+the column counts it meets are ``COLUMNS``. Shapes hold what trips kernels: rows that fill no tile,
+an odd number of blocks, of two- and four-block units, of K slices, and rows of one block only.
 """
 
 from __future__ import annotations
 
 from gguf import GGMLQuantizationType as T
 
-#: Around every boundary of the column kernels: 1, the widest direct kernels, and blocks of 4 and 6 columns.
+#: Around every boundary of the column kernels: 1, the widest direct ones, blocks of 4 and 6.
 COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 31, 64, 130)
 
-#: Types whose activations are int8 per block of 32, and per block of 256.
+#: Types with blocks of 32, and of 256.
 BLOCK_32 = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.IQ4_NL, T.MXFP4)
 BLOCK_256 = (T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K, T.IQ4_XS)
 

@@ -1,4 +1,4 @@
-"""Linear kernels of every instruction set this machine has, against float64 over the gguf package's dequantizer."""
+"""Linear kernels of every instruction set here, against float64 over the gguf package's decoder."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Packed:
 
 @functools.cache
 def case(t: T, n: int, k: int) -> tuple[NDArray[np.uint8], F32, F32, F64, F64]:
-    """File rows, their float values, inputs for the widest case, the float64 outputs and the sums of
-    their terms' sizes, which bound what rounding may do."""
+    """File rows, their float values, inputs for the widest case, the float64 outputs, and the sums
+    of their terms' sizes, which bound what rounding may do."""
     rng = np.random.default_rng([int(t), n, k])
     rows = gguf_rows(t, n, k, rng)
     weights = dequantize(rows, t).astype(np.float32)
@@ -137,13 +137,24 @@ def test_nan_and_infinity_spoil_their_own_column_only(isa: str, t: T, bad: float
 
 @pytest.mark.parametrize("isa", isas())
 def test_extremes_do_not_overflow(isa: str) -> None:
-    """The largest codes against the largest activations, all of one sign: the int16 and int32 sums at their limits."""
-    for t, n, k in ((T.Q8_0, 17, 96), (T.IQ4_NL, 17, 96), (T.Q6_K, 17, 768), (T.IQ4_XS, 17, 768), (T.Q3_K, 17, 768)):
+    """The largest codes against the largest activations of one sign: integer sums at their limits."""
+    for t, n, k in (
+        (T.Q8_0, 17, 96),
+        (T.IQ4_NL, 17, 96),
+        (T.Q6_K, 17, 768),
+        (T.IQ4_XS, 17, 768),
+        (T.Q3_K, 17, 768),
+    ):
         rows = case(t, n, k)[0].copy()
         if t == T.Q8_0:
             rows.reshape(n, -1, 34)[..., 2:] = 0x80  # the code -128
         else:
-            header = {T.IQ4_NL: slice(2, None), T.IQ4_XS: slice(2, None), T.Q6_K: slice(0, 208), T.Q3_K: slice(0, 108)}[t]
+            header = {
+                T.IQ4_NL: slice(2, None),
+                T.IQ4_XS: slice(2, None),
+                T.Q6_K: slice(0, 208),
+                T.Q3_K: slice(0, 108),
+            }[t]
             size = {T.IQ4_NL: 18, T.IQ4_XS: 136, T.Q6_K: 210, T.Q3_K: 110}[t]
             for fill in (0x00, 0x80, 0xFF):
                 rows.reshape(n, -1, size)[..., header] = fill

@@ -13,13 +13,13 @@ import sys
 
 import numpy as np
 import pytest
-from edgerun.backends.cpu_grids import ensure_grids
 from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as T
 from gguf.quants import dequantize, quantize
 from kernels.cases_float import CODEBOOKS, COLUMNS, FLOATS, LINEAR_FLOAT
 from numpy.typing import NDArray
 
+from edgerun.backends.cpu_grids import ensure_grids
 from edgerun.gguf import GGMLType
 from edgerun.gguf import dequantize as own_dequantize
 from edgerun.native import lib, lib_path
