@@ -214,7 +214,7 @@ Forward: TypeAlias = Callable[[Ops], Tensor]
 
 
 class KVPool(abc.ABC):
-    """``n_pages`` pages of ``PAGE_SIZE`` tokens for every layer; an id names a page in all layers."""
+    """``n_pages`` pages of ``PAGE_SIZE`` tokens; a page id means that page in every layer."""
 
     n_pages: int
     page_bytes: int  # over all layers

@@ -78,7 +78,7 @@ class SamplingParams:
         seed: 64-bit; ``None`` = a fresh one per request.
         samplers: the chain, in order; names from :data:`DEFAULT_SAMPLERS`.
         logit_bias: token id -> addend.
-        logprobs: return this many alternatives per token; 0 = the token's own only, ``None`` = none.
+        logprobs: return this many alternatives a token; 0 = the token's own only, ``None`` = none.
         min_keep: truncating samplers leave at least this many candidates.
     """
 

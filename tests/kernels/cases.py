@@ -1,4 +1,4 @@
-"""The cases every kernel backend is held to: one table, so that cpu, cuda and metal answer the same.
+"""The cases every kernel backend is held to: one table, so that cpu, cuda and metal agree.
 
 A row is ``(op, type, shapes...)``. For ``linear`` the shape is ``(n_rows, k)`` of a weight matrix;
 the column counts it meets are ``COLUMNS``. Shapes hold what trips kernels: rows that fill no tile,

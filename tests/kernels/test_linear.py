@@ -137,7 +137,7 @@ def test_nan_and_infinity_spoil_their_own_column_only(isa: str, t: T, bad: float
 
 @pytest.mark.parametrize("isa", isas())
 def test_extremes_do_not_overflow(isa: str) -> None:
-    """The largest codes against the largest activations of one sign: integer sums at their limits."""
+    """The largest codes against the largest activations of one sign: sums at their limits."""
     for t, n, k in (
         (T.Q8_0, 17, 96),
         (T.IQ4_NL, 17, 96),
