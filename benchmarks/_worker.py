@@ -31,43 +31,22 @@ class Edgerun:
     """The engine's own program, without sampling or text: what the peer is timed on too."""
 
     def __init__(self, path: str, threads: int, n_ctx: int) -> None:
-        from edgerun import LLM
+        from edgerun import LLM, bench
 
+        self._bench = bench
         start = time.perf_counter()
         self._llm = LLM(path, n_ctx=n_ctx, threads=threads)
         self._program = self._llm.model.program
-        self._pages = -(-n_ctx // 32)
         self.facts = {"load_s": time.perf_counter() - start, **self._llm.backend.describe()}
 
-    def _run(self, rows: list[tuple[list[int], int, range]]) -> None:
-        from edgerun.backends.base import Batch
-
-        self._program.run(Batch.pack([(t, past, pages, [len(t) - 1]) for t, past, pages in rows]))
-
     def prefill(self, n: int) -> float:
-        ids = _ids(n, self._program.n_vocab)
-        pages = range(self._pages)
-        start = time.perf_counter()
-        for at in range(0, n, 512):
-            self._run([(ids[at : at + 512], at, pages)])
-        return time.perf_counter() - start
+        return self._bench.prefill(self._program, n)
 
     def decode(self, n: int, past: int) -> float:
-        pages = range(self._pages)
-        start = time.perf_counter()
-        for i in range(n):
-            self._run([([11 + i], past + i, pages)])
-        return time.perf_counter() - start
+        return self._bench.decode(self._program, n, past)
 
     def batch(self, n: int, sequences: int) -> float:
-        each = self._pages // sequences
-        spans = [range(s * each, (s + 1) * each) for s in range(sequences)]
-        for span in spans:
-            self._run([(_ids(32, self._program.n_vocab), 0, span)])
-        start = time.perf_counter()
-        for i in range(n):
-            self._run([([11 + i], 32 + i, span) for span in spans])
-        return time.perf_counter() - start
+        return self._bench.batch(self._program, n, sequences)
 
 
 class LlamaCpp:
@@ -125,10 +104,10 @@ class LlamaCpp:
     def batch(self, n: int, sequences: int) -> float:
         self._forget(0)
         for s in range(sequences):
-            self._run([(_ids(32, self._vocab), 0, s)])
+            self._run([(_ids(64, self._vocab), 0, s)])
         start = time.perf_counter()
         for i in range(n):
-            self._run([([11 + i], 32 + i, s) for s in range(sequences)])
+            self._run([([11 + i], 64 + i, s) for s in range(sequences)])
         elapsed = time.perf_counter() - start
         self._forget(0)
         return elapsed

@@ -171,6 +171,14 @@ def _check(p: SamplingParams) -> None:
             raise RequestError(
                 f"unknown sampler {s!r}; known: {', '.join(DEFAULT_SAMPLERS)}", param="samplers"
             )
+    if not isinstance(p.ignore_eos, bool):
+        raise RequestError(
+            f"ignore_eos must be true or false, not {p.ignore_eos!r}", param="ignore_eos"
+        )
+    if not isinstance(p.logit_bias, Mapping):
+        raise RequestError(
+            f"logit_bias must map token ids to numbers, not {p.logit_bias!r}", param="logit_bias"
+        )
     for k, v in p.logit_bias.items():
         if isinstance(k, bool) or not isinstance(k, int) or k < 0:
             raise RequestError(f"logit_bias keys are token ids, not {k!r}", param="logit_bias")
@@ -217,6 +225,7 @@ class Usage:
 
     @property
     def total_tokens(self) -> int:
+        """Prompt and completion together."""
         return self.prompt_tokens + self.completion_tokens
 
 
@@ -232,10 +241,12 @@ class Timings:
 
     @property
     def prefill_per_second(self) -> float:
+        """Tokens; 0 if nothing was timed."""
         return self.prefill_tokens / self.prefill if self.prefill > 0 else 0.0
 
     @property
     def decode_per_second(self) -> float:
+        """Tokens after the first; 0 if there was one at most."""
         return self.decode_tokens / self.decode if self.decode > 0 else 0.0
 
 

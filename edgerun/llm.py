@@ -15,7 +15,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from edgerun import catalog
 from edgerun.backends.base import PAGE_SIZE, Backend
 from edgerun.core import Chunk, Completion, SamplingParams
 from edgerun.delivery import AsyncMailbox, ChunkStream, Collector, Delivery, Item, Mailbox
@@ -23,7 +22,7 @@ from edgerun.engine import Engine, Limits, Worker
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.sampling import Sampler
 from edgerun.errors import ClosedError, ContextLengthError, RequestError, printable
-from edgerun.loading import LoadedModel, load, open_backend
+from edgerun.loading import LoadedModel, find, load, open_backend
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
 from edgerun.text.tokenizer import Tokenizer
@@ -53,7 +52,8 @@ class LLM:
         n_ctx: context in tokens, prompt and answer together; ``None`` = as trained, as far as
             memory reaches.
         threads: ``None`` = physical cores.
-        kv_type: how K and V are stored; ``None`` = the backend's default.
+        kv_type: how K and V are stored: ``"f16"`` or ``"f32"``; ``None`` = the backend's default
+            (cpu f16, reference f32).
         max_batch: most sequences in one step; others wait.
         progress: called with bytes loaded and bytes in all.
 
@@ -77,7 +77,7 @@ class LLM:
     ) -> None:
         for key, number in (("n_ctx", n_ctx), ("threads", threads), ("max_batch", max_batch)):
             _check_count(key, number)
-        resolved = catalog.resolve(model)
+        resolved = find(model)
         opened = open_backend(backend, threads) if isinstance(backend, str) else None
         used = opened if opened is not None else backend
         if not isinstance(used, Backend):
@@ -110,10 +110,12 @@ class LLM:
 
     @property
     def path(self) -> Path:
+        """The file in use; of a split model, the one that was named."""
         return self._model.path
 
     @property
     def backend(self) -> Backend:
+        """What computes."""
         return self._model.backend
 
     @property

@@ -9,14 +9,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgerun import arch
+from edgerun import arch, catalog
 from edgerun.arch import Architecture, ModelConfig
 from edgerun.backends.base import PAGE_SIZE, Backend, KVPool, Program
-from edgerun.errors import BackendUnavailableError, OutOfMemoryError, RequestError
+from edgerun.errors import (
+    BackendUnavailableError,
+    NotPulledError,
+    OutOfMemoryError,
+    RequestError,
+)
 from edgerun.gguf import GGUFFile
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["BACKENDS", "LoadedModel", "load", "open_backend"]
+__all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend"]
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +50,24 @@ class LoadedModel:
     n_ctx: int
     size: int  # bytes of the file(s)
     n_params: int
+
+
+def find(
+    model: str | os.PathLike[str] | None, progress: catalog.Progress | None = None
+) -> catalog.Resolved:
+    """:func:`edgerun.catalog.resolve`, but a model that could not run is not fetched first.
+
+    Raises:
+        UnsupportedModelError: the catalogue knows its architecture, and this version lacks it.
+        ModelNotFoundError, ModelFileError, DownloadError, ChecksumError: as there.
+    """
+    try:
+        return catalog.resolve(model, pull=False)
+    except NotPulledError:
+        spec = catalog.load_catalog().get(str(model))
+        if spec is not None and spec.arch:
+            arch.get(spec.arch)
+        return catalog.resolve(model, progress=progress)
 
 
 def open_backend(name: str, threads: int | None = None) -> Backend:
@@ -89,6 +112,7 @@ def load(
         OutOfMemoryError: weights or KV cache do not fit.
         RequestError: ``n_ctx`` is out of range.
     """
+    kv_type = kv_type or backend.kv_types[0]
     with GGUFFile.open(path) as file:
         family = arch.get(file.metadata.get_str("general.architecture"))
         trained = arch.configure(family, file)
@@ -129,7 +153,7 @@ def _upload(
     return weights
 
 
-def _token_bytes(family: Architecture, config: ModelConfig, kv_type: str | None) -> int:
+def _token_bytes(family: Architecture, config: ModelConfig, kv_type: str) -> int:
     item = 4 if kv_type == "f32" else 2
     return sum(2 * x.n_kv_heads * x.head_dim * item for x in family.kv_layers(config))
 
@@ -139,7 +163,7 @@ def _context(
     config: ModelConfig,
     backend: Backend,
     n_ctx: int | None,
-    kv_type: str | None,
+    kv_type: str,
     weight_bytes: int,
 ) -> int:
     """The context asked for, else the trained one as far as memory reaches.
@@ -168,7 +192,7 @@ def _context(
 
 
 def _pool_pages(
-    family: Architecture, config: ModelConfig, backend: Backend, n_ctx: int, kv_type: str | None
+    family: Architecture, config: ModelConfig, backend: Backend, n_ctx: int, kv_type: str
 ) -> int:
     """Pages for several full contexts if memory allows, for one at least."""
     one = -(-n_ctx // PAGE_SIZE)

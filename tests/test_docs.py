@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import re
@@ -18,6 +19,7 @@ from helpers.cli import CLI
 from helpers.paths import ROOT
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
+CASES = ROOT / "docs" / "cases.md"
 DOCUMENTS = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 DOTTED = re.compile(r"[a-z_]+(\.\w+)+")
 
@@ -112,6 +114,54 @@ def test_links_resolve(path: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(link)
     assert not broken
+
+
+# -- cases and their tests -----------------------------------------------------------------------
+
+
+def is_test(name: str) -> bool:
+    """Whether ``tests/FILE.py::[Class::]test_name`` is defined there, parameters left out."""
+    file, *words = name.partition("[")[0].split("::")
+    path = ROOT / file
+    if not path.is_file():
+        return False
+    body: list[ast.stmt] = ast.parse(path.read_text("utf-8")).body
+    for i, word in enumerate(words):
+        kind = ast.FunctionDef if i == len(words) - 1 else ast.ClassDef
+        found = [n for n in body if isinstance(n, kind) and n.name == word]
+        if not found:
+            return False
+        body = found[0].body
+    return bool(words) and words[-1].startswith("test_")
+
+
+def named_tests(text: str) -> list[str]:
+    return [q for q in quoted(text) if q.startswith("tests/") and "::" in q]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: p.name)
+def test_named_tests_exist(path: Path) -> None:
+    assert [n for n in named_tests(path.read_text("utf-8")) if not is_test(n)] == []
+
+
+def test_every_case_has_a_test() -> None:
+    rows = re.findall(r"^\| (?!Case |---).*\|$", CASES.read_text("utf-8"), flags=re.M)
+    assert len(rows) > 25
+    assert [r for r in rows if not named_tests(r)] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tests/test_docs.py::test_nothing",
+        "tests/test_nothing.py::test_names_exist",
+        "tests/test_docs.py::TestX::test_names_exist",
+        "tests/test_docs.py::quoted",
+    ],
+)
+def test_the_check_of_tests_can_fail(name: str) -> None:
+    assert named_tests(f"see `{name}`") == [name]
+    assert not is_test(name)
 
 
 # -- a token's way, walked -----------------------------------------------------------------------

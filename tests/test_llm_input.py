@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import math
 import threading
 from collections.abc import Iterator
@@ -13,12 +15,15 @@ import pytest
 from helpers import gguf_build as gb
 
 from edgerun import LLM, SamplingParams
+from edgerun.catalog import store
+from edgerun.cli import main
 from edgerun.errors import (
     BackendError,
     EdgerunError,
     ModelNotFoundError,
     RequestError,
     TemplateError,
+    UnsupportedModelError,
 )
 
 SHORT = SamplingParams(temperature=0, ignore_eos=True, max_tokens=4)
@@ -51,6 +56,12 @@ def llm(path: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
         ("samplers", ["banana"]),
         ("logit_bias", {-1: 1.0}),
         ("logit_bias", {10**6: 1.0}),
+        ("logit_bias", {3: "x"}),
+        ("logit_bias", None),
+        ("logit_bias", [(3, 1.0)]),
+        ("ignore_eos", "yes"),
+        ("ignore_eos", None),
+        ("stop", None),
         ("logprobs", -1),
         ("mirostat", 3),
         ("nonsense", 1),
@@ -126,3 +137,26 @@ def test_bad_options(path: Path, options: Any, error: type[Exception], words: st
 def test_no_such_model(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"nothing\.gguf"):
         LLM(tmp_path / "nothing.gguf")
+
+
+def test_a_model_that_cannot_run_is_not_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDGERUN_HOME", str(tmp_path))
+    monkeypatch.setattr(store, "fetch", lambda *args: pytest.fail("it was fetched"))
+    entries = '[later]\nsource = "hf:a/b/later.gguf"\narch = "mamba9"\n'
+    (tmp_path / "models.toml").write_text(entries, "utf-8")
+    with pytest.raises(UnsupportedModelError, match="'mamba9' is not supported"):
+        LLM("later")
+    assert main(["show", "later"]) == 1  # it is not here, and show fetches nothing
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert main(["run", "-m", "later", "hi"]) == 1
+    capsys.readouterr()
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    waiting = {line.split()[0] for line in lines if "NOT YET RUN" in line}
+    assert waiting >= {"later", "qwen3-30b-a3b"}
+    assert "smollm2-135m" not in waiting
+    assert main(["list", "--json"]) == 0
+    runs = {e["name"]: e["runs"] for e in json.loads(capsys.readouterr().out)}
+    assert {name for name, ok in runs.items() if not ok} == waiting

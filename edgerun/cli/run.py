@@ -14,6 +14,7 @@ from edgerun.cli.options import (
     speed_line,
     writer,
 )
+from edgerun.errors import RequestError
 
 if TYPE_CHECKING:
     import argparse
@@ -55,6 +56,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)
+    if args.raw and args.system:
+        raise RequestError(
+            "--system needs the chat template that --raw leaves out: drop one of them",
+            param="system",
+        )
     prompt = read_prompt(args.prompt)
     with open_llm(args) as llm:
         if args.json:

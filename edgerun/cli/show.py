@@ -9,7 +9,6 @@ from edgerun.errors import EdgerunError, printable
 
 if TYPE_CHECKING:
     import argparse
-    from pathlib import Path
 
     from rich.table import Table
 
@@ -25,18 +24,22 @@ def add_parser(subparsers: Subparsers) -> None:
         description="Print what a GGUF file holds: sizes, settings, tokenizer, tensor types.",
         epilog="examples: edgerun show ./model.gguf --tensors; edgerun show smollm2-135m --json",
     )
-    p.add_argument("model", metavar="FILE|MODEL", help="a GGUF file (any shard), or a model's name")
+    p.add_argument(
+        "model", metavar="FILE|MODEL", help="a GGUF file, any one of a set, or a pulled model"
+    )
     p.add_argument("--tensors", action="store_true", help="list every tensor too")
     p.add_argument("--metadata", action="store_true", help="list every metadata key too")
     p.add_argument("--json", action="store_true", help="print one JSON object instead")
 
 
 def run(args: argparse.Namespace) -> int:
+    from edgerun import catalog
     from edgerun.gguf import GGUFFile
     from edgerun.gguf.describe import describe
 
     try:
-        with GGUFFile.open(_path(args.model)) as file:
+        # Looking at a model is no reason to fetch gigabytes of it.
+        with GGUFFile.open(catalog.resolve(args.model, pull=False).path) as file:
             info = describe(file)
     except EdgerunError as e:
         if args.json:  # whoever parses stdout gets JSON then, too
@@ -47,17 +50,6 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(info, tensors=args.tensors, metadata=args.metadata)
     return 0
-
-
-def _path(model: str) -> Path:
-    from pathlib import Path
-
-    path = Path(model)
-    if path.exists() or model.endswith(".gguf"):
-        return path
-    from edgerun.catalog import resolve
-
-    return resolve(model).path
 
 
 def to_json(value: Any) -> str:

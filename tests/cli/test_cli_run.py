@@ -121,6 +121,9 @@ def test_a_system_prompt(cli: CLI, model: Path) -> None:
         return int(json.loads(r.out)["usage"]["prompt_tokens"])
 
     assert count("--system", "Be kind") > count()
+    # Without the template there is no place for it, and it is not dropped in silence.
+    said = one_line_error(cli("run", "-m", model, *ARGS, "--raw", "--system", "Be kind", "hi"))
+    assert "--system" in said
 
 
 # -- errors --------------------------------------------------------------------------------------
