@@ -8,8 +8,8 @@
 //
 // Second digit: in trained models a few blocks tower over the rest, and their rounding error is most of the error of a dot
 // product. Blocks whose amax^2 exceeds twice the column's mean (fewer than half, about a tenth in practice) get another
-// int8 digit for what the first one left: q2 = round((v - d q) * 254 / d), d2 = d / 254. It is summed after all first
-// digits. Measured on Gemma 3 270M it halves the noise of the logits; without it greedy text strays from the float model.
+// int8 digit for what the first one left: q2 = round((v - d q) * 254 / d), d2 = d / 254. It is summed apart from the
+// first digits. Measured on Gemma 3 270M it halves the noise of the logits; without it greedy text strays from the float model.
 // A tile's records are followed by its columns' second digits, each: int32 n, block index[n] | records of one column
 // (x = 0: the first digit's x counts both) from a line of their own.
 #pragma once

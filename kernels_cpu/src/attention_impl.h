@@ -108,24 +108,31 @@ static float softmax_page(Block& b, int i, int base, v16 s0, v16 s1, float softc
   return shrink;
 }
 
-// Values: D vectors of dimensions at a time for N queries; t outermost keeps one load per value vector.
-template <class E, int N, int D> ER_INL void weigh(Block& b, const typename E::T* v, int v_dim, int d0, int t0, int t1, const float* shrink) {
-  v16 a[N][D];
+// Values: two vectors of dimensions (or one) at a time for N queries; each is loaded once for all of them.
+template <class E, int N, bool TWO> ER_INL void weigh(Block& b, const typename E::T* v, int v_dim, int d0, int t0, int t1, const float* shrink) {
+  v16 x[N], y[N];
 #pragma GCC unroll 8
-  for (int i = 0; i < N; i++)
-    for (int j = 0; j < D; j++) a[i][j] = mul(load(b.acc + i * v_dim + d0 + 16 * j), splat(shrink[i]));
-  for (int t = t0; t < t1; t++) {
-    v16 x[D];
-    for (int j = 0; j < D; j++) x[j] = E::get(v + t * v_dim + d0 + 16 * j);
+  for (int i = 0; i < N; i++) {
+    const float* acc = b.acc + i * v_dim + d0;
+    x[i] = mul(load(acc), splat(shrink[i]));
+    if (TWO) y[i] = mul(load(acc + 16), splat(shrink[i]));
+  }
+  v += t0 * v_dim + d0;
+  for (int t = t0; t < t1; t++, v += v_dim) {
+    const v16 v0 = E::get(v), v1 = TWO ? E::get(v + 16) : v0;
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) {
       const v16 p = splat(b.p[i][t]);
-      for (int j = 0; j < D; j++) a[i][j] = fma(p, x[j], a[i][j]);
+      x[i] = fma(p, v0, x[i]);
+      if (TWO) y[i] = fma(p, v1, y[i]);
     }
   }
 #pragma GCC unroll 8
-  for (int i = 0; i < N; i++)
-    for (int j = 0; j < D; j++) store(b.acc + i * v_dim + d0 + 16 * j, a[i][j]);
+  for (int i = 0; i < N; i++) {
+    float* acc = b.acc + i * v_dim + d0;
+    store(acc, x[i]);
+    if (TWO) store(acc + 16, y[i]);
+  }
 }
 
 template <class E, int N> static void attend_page(Block& b, const AttnJob& job, int page, int t0, int t1) {
@@ -142,8 +149,8 @@ template <class E, int N> static void attend_page(Block& b, const AttnJob& job, 
     else { shrink[i] = 1; memset(b.p[i], 0, sizeof b.p[i]); }
   }
   int d = 0;
-  for (; d + 32 <= s.v_dim; d += 32) weigh<E, N, 2>(b, v, s.v_dim, d, t0, t1, shrink);
-  for (; d < s.v_dim; d += 16) weigh<E, N, 1>(b, v, s.v_dim, d, t0, t1, shrink);
+  for (; d + 32 <= s.v_dim; d += 32) weigh<E, N, true>(b, v, s.v_dim, d, t0, t1, shrink);
+  for (; d < s.v_dim; d += 16) weigh<E, N, false>(b, v, s.v_dim, d, t0, t1, shrink);
 }
 
 // Fold the finished split into the total: both sides shrink to the common maximum.

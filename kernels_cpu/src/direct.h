@@ -1,7 +1,7 @@
 // direct.h: one tile x C columns over all of K, straight from the packed tile, for every quantized type.
 // Per output, in k order over blocks of 32: an exact int32 sum (sub-blocks of 16 enter times their integer scales), one fma
-// with the float scale, one more with the minimum; then the same over the blocks that have a second digit. C is nowhere in
-// that, so every C and the byte kernel (gemm.h) give the same bits.
+// with the float scale, one more with the minimum; the second digits the same way into a sum of their own, added last. C is
+// nowhere in that, so every C and the byte kernel (gemm.h) give the same bits.
 #pragma once
 #include "act_q8.h"
 #include "dots.h"
@@ -132,23 +132,40 @@ static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_
   ER_EACH if (c < n) stf(out + c * ldo, f[c]);
 }
 
-// The second digits of one column, after all its first ones.
+// The second digits of M <= DIRECT columns, summed apart and added to the first ones. K-quants go unit by unit, so
+// that its scales are made once for all columns; the others' units open for nothing. A column's order is that of its blocks.
 template <class T>
-static void add_second(const uint8_t* w, const uint8_t* second, int K, float* out) {
-  int32_t n, b;
-  memcpy(&n, second, 4);
-  if (n == 0) return;
-  const uint8_t* rec = second + second_index_bytes(K);
-  vf f[1] = {ldf(out)};
-  Unit<T> u;
-  for (int i = 0, open = -1; i < n; i++, rec += REC) {
-    memcpy(&b, second + 4 + 4 * i, 4);
-    const int unit = b / int(Unit<T>::BLOCKS);
-    if (unit != open) Unit<T>::open(u, w + size_t(unit) * T::UNIT);
-    open = unit;
-    add_block<T, 1>(f, u, b % int(Unit<T>::BLOCKS), rec);
+static void add_seconds(const uint8_t* w, const uint8_t* act, int K, int C, int M, float* out, int64_t ldo) {
+  enum { BLOCKS = Unit<T>::BLOCKS };
+  alignas(64) float sum[DIRECT][R];
+  const uint8_t* index[DIRECT];
+  int32_t n[DIRECT], next[DIRECT], b, any = 0;
+  for (int m = 0; m < M; m++) {
+    index[m] = second_of(act, K, C, m);
+    memcpy(&n[m], index[m], 4);
+    next[m] = 0;
+    any |= n[m];
+    stf(sum[m], zero_f());
   }
-  stf(out, f[0]);
+  if (!any) return;
+  Unit<T> u;
+  const int span = BLOCKS == 8 ? 8 : K / 32;
+  for (int b0 = 0; b0 < K / 32; b0 += span) {
+    bool open = false;
+    for (int m = 0; m < M; m++) {
+      vf f[1] = {ldf(sum[m])};
+      for (; next[m] < n[m]; next[m]++) {
+        memcpy(&b, index[m] + 4 + 4 * next[m], 4);
+        if (b >= b0 + span) break;
+        if (BLOCKS < 8 || !open) Unit<T>::open(u, w + size_t(b / BLOCKS) * T::UNIT);
+        open = true;
+        add_block<T, 1>(f, u, b % BLOCKS, index[m] + second_index_bytes(K) + size_t(next[m]) * REC);
+      }
+      stf(sum[m], f[0]);
+    }
+  }
+  for (int m = 0; m < M; m++)
+    if (n[m]) stf(out + m * ldo, add(ldf(out + m * ldo), ldf(sum[m])));
 }
 
 }  // namespace q8

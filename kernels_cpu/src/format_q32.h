@@ -38,14 +38,13 @@ static size_t tile_bytes32(int K) { return size_t((K / 32 + T::U - 1) / T::U) * 
 // One file block's codes as eight dwords.
 template <class T>
 ER_INL void read32(const uint8_t* b, uint32_t* w) {
-  alignas(64) uint8_t q[32];
-  if (T::Codes::VEC == 8) {
-    memcpy(q, b + T::CODES, 32);
+  if constexpr (T::Codes::VEC == 8) {
+    memcpy(w, b + T::CODES, 32);
   } else {
-    for (int i = 0; i < 16; i++) q[i] = b[T::CODES + i] & 15, q[i + 16] = b[T::CODES + i] >> 4;
+    memcpy(w, b + T::CODES, 16);
+    for (int j = 0; j < 4; j++) w[j + 4] = (w[j] >> 4) & W4, w[j] &= W4;
   }
-  memcpy(w, q, 32);
-  if (T::Codes::VEC == 5) {
+  if constexpr (T::Codes::VEC == 5) {
     uint32_t h;
     memcpy(&h, b + T::FIFTH, 4);
     // four bits to bit 4 of four bytes: the product puts bit i at bits i + {0, 7, 14, 21}

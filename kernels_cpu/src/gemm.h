@@ -77,7 +77,8 @@ struct Gemm {
   int unit_k, unit;                                              // k and bytes of a unit of the packed tile
   void (*unpack)(const uint8_t* w, int blocks, uint8_t* dst);    // one of the two tiles: dst, dst + VB
   void (*block)(const uint8_t* w, const uint8_t* a, int blocks, float* f, bool first);
-  void (*add_second)(const uint8_t* w, const uint8_t* second, int K, float* out);
+  void (*block1)(const uint8_t* w, const uint8_t* a, int blocks, float* f, bool first);  // one column: a second digit
+  int slice_record;
 };
 
 // A part of the next slice, while a column tile is at work: to L2, since L1 holds this slice.
@@ -86,8 +87,36 @@ ER_INL void fetch(const uint8_t* p, size_t from, size_t bytes, size_t end) {
   for (; from < end; from += 64) __builtin_prefetch(p + from, 0, 2);
 }
 
+// Where a call keeps its sums between slices, in scratch: first and second digits, and the next second digit of each column.
+struct Sums {
+  float *first, *second;
+  int32_t* next;
+};
+
+// The second digits of column m that fall into this slice, whose first block is b0, while its codes are in L1.
+ER_INL void seconds(const Gemm& g, const Sums& s, const uint8_t* act, int K, int m, int b0, int blocks, const uint8_t* slice) {
+  const uint8_t* second = second_of(act, K, BLOCK_C, m);
+  const uint8_t* rec = second + second_index_bytes(K);
+  int32_t n, b, i = s.next[m];
+  for (memcpy(&n, second, 4); i < n; i++) {
+    memcpy(&b, second + 4 + 4 * i, 4);
+    if (b >= b0 + blocks) break;
+    g.block1(slice + (b - b0) * g.slice_record, rec + size_t(i) * REC, 1, s.second + m * 2 * R, i == 0);
+  }
+  s.next[m] = i;
+}
+
+static void store_column(const Sums& s, int m, bool both, float* out) {
+  for (int q = 0; q < (both ? 2 : 1); q++) {
+    const int at = (m * 2 + q) * R;
+    const vf f = ldf(s.first + at);
+    stf(out + q * R, s.next[m] ? add(f, ldf(s.second + at)) : f);
+  }
+}
+
 static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool both, const uint8_t* act, int K, int M, float* out,
-                      int64_t ldo, uint8_t* slice, float* sums) {
+                      int64_t ldo, uint8_t* slice, const Sums& sums) {
+  memset(sums.next, 0, size_t(M) * 4);
   const int nt = (M + BLOCK_C - 1) / BLOCK_C;
   const size_t act_tile = col_tile_bytes(K, BLOCK_C);
   for (int k0 = 0; k0 < K; k0 += SLICE) {
@@ -99,15 +128,11 @@ static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool 
     for (int i = 0; i < nt; i++) {
       fetch(w0 + at + bytes, size_t(i) * part, part, bytes);
       if (both) fetch(w1 + at + bytes, size_t(i) * part, part, bytes);
-      float* f = sums + i * BLOCK_C * 2 * R;
-      g.block(slice, act + size_t(i) * act_tile + size_t(k0 / 32) * size_t(BLOCK_C * REC), blocks, f, k0 == 0);
-      if (k0 + kn < K) continue;
-      for (int m = i * BLOCK_C; m < M && m < (i + 1) * BLOCK_C; m++, f += 2 * R) {
-        stf(out + m * ldo, ldf(f));
-        if (both) stf(out + m * ldo + R, ldf(f + R));
-        const uint8_t* second = second_of(act, K, BLOCK_C, m);
-        g.add_second(w0, second, K, out + m * ldo);
-        if (both) g.add_second(w1, second, K, out + m * ldo + R);
+      g.block(slice, act + size_t(i) * act_tile + size_t(k0 / 32) * size_t(BLOCK_C * REC), blocks,
+              sums.first + i * BLOCK_C * 2 * R, k0 == 0);
+      for (int m = i * BLOCK_C; m < M && m < (i + 1) * BLOCK_C; m++) {
+        seconds(g, sums, act, K, m, k0 / 32, blocks, slice);
+        if (k0 + kn == K) store_column(sums, m, both, out + m * ldo);
       }
     }
   }
@@ -115,12 +140,15 @@ static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool 
 
 static void many_columns(const Gemm& g, const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo,
                          uint8_t* scratch) {
+  const size_t columns = size_t(M + BLOCK_C);
+  float* first = (float*)(scratch + SLICE_BYTES);
+  const Sums sums = {first, first + columns * 2 * R, (int32_t*)(first + columns * 4 * R)};
   for (int t = 0; t < tiles; t += 2, w += 2 * g.tile) {
     const bool both = t + 1 < tiles;
-    two_tiles(g, w, both ? w + g.tile : w, both, act, K, M, out + int64_t(t) * R, ldo, scratch, (float*)(scratch + SLICE_BYTES));
+    two_tiles(g, w, both ? w + g.tile : w, both, act, K, M, out + int64_t(t) * R, ldo, scratch, sums);
   }
 }
-static size_t gemm_scratch(int M) { return SLICE_BYTES + size_t(M + BLOCK_C) * 2 * VB; }
+static size_t gemm_scratch(int M) { return SLICE_BYTES + size_t(M + BLOCK_C) * (4 * VB + 4); }
 
 }  // namespace q8
 }  // namespace ER_ISA

@@ -44,12 +44,13 @@ struct Run {
       const int C = tile_cols(M);
       for (int t = 0; t < tiles; t++) {
         kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M);
-        for (int m = 0; m < M; m++) add_second<T>(w + size_t(t) * tile, second_of(act, K, C, m), K, out + m * ldo + int64_t(t) * R);
+        add_seconds<T>(w + size_t(t) * tile, act, K, C, M, out + int64_t(t) * R, ldo);
       }
       return;
     }
     const Gemm g = {tile, unit_blocks<T>() * 32, T::UNIT, unpack_slice<T>,
-                    block<Unit<T>::HALVES, T::ZERO, T::MIN, block_bits<T>(), BLOCK_C>, add_second<T>};
+                    block<Unit<T>::HALVES, T::ZERO, T::MIN, block_bits<T>(), BLOCK_C>,
+                    block<Unit<T>::HALVES, T::ZERO, T::MIN, block_bits<T>(), 1>, slice_record<Unit<T>::HALVES>()};
     many_columns(g, w, tiles, act, K, M, out, ldo, scratch);
   }
   static constexpr Linear row() {

@@ -43,6 +43,7 @@ ER_INL vf h2f(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m
 ER_INL vi int_lo(vi p) { return _mm256_srai_epi32(_mm256_slli_epi32(p, 16), 16); }
 ER_INL vi int_hi(vi p) { return _mm256_srai_epi32(p, 16); }
 ER_INL vf splat_f(float x) { return _mm256_set1_ps(x); }
+ER_INL vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
 ER_INL vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 ER_INL vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 ER_INL vf fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }

@@ -74,6 +74,7 @@ ER_INL vf h2f(const void* p) {
 ER_INL vi int_lo(vi p) { return (vi)((vw)p << 16) >> 16; }
 ER_INL vi int_hi(vi p) { return p >> 16; }
 ER_INL vf splat_f(float x) { return vf{x, x, x, x}; }
+ER_INL vf add(vf a, vf b) { return a + b; }
 ER_INL vf mul(vf a, vf b) { return a * b; }
 // A double holds the product exactly; only the sum is rounded twice, which shows about once in 2^29.
 ER_INL vf fma(vf a, vf b, vf c) {

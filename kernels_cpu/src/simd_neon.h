@@ -65,6 +65,7 @@ ER_INL vf h2f(const void* p) {
 ER_INL vi int_lo(vi p) { return {vshrq_n_s32(vshlq_n_s32(p.a, 16), 16), vshrq_n_s32(vshlq_n_s32(p.b, 16), 16)}; }
 ER_INL vi int_hi(vi p) { return {vshrq_n_s32(p.a, 16), vshrq_n_s32(p.b, 16)}; }
 ER_INL vf splat_f(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
+ER_INL vf add(vf a, vf b) { return {vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b)}; }
 ER_INL vf mul(vf a, vf b) { return {vmulq_f32(a.a, b.a), vmulq_f32(a.b, b.b)}; }
 ER_INL vf fma(vf a, vf b, vf c) { return {vfmaq_f32(c.a, a.a, b.a), vfmaq_f32(c.b, a.b, b.b)}; }
 ER_INL vf fnma(vf a, vf b, vf c) { return {vfmsq_f32(c.a, a.a, b.a), vfmsq_f32(c.b, a.b, b.b)}; }
