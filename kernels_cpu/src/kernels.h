@@ -1,5 +1,6 @@
 // kernels.h: what one instruction set offers. Each isa_*.cpp fills one Isa from the same templates, so every
-// set runs the same float operations in the same order; only integer arithmetic, which is exact, differs.
+// set runs the same float operations in the same order; only integer arithmetic, which is exact, differs, and the fma,
+// which the generic set rounds twice.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -48,4 +48,5 @@ def int8_activations(x: NDArray[np.float32]) -> NDArray[np.float64]:
         second = np.where(amax > 0, np.rint(rest * (np.float32(254) / d)), 0)
     towers = amax**2 > 2 * (amax**2).mean(1, keepdims=True)
     fine = np.where(towers, second.astype(np.float64) * (d / np.float32(254)).astype(np.float64), 0)
-    return (first.astype(np.float64) * d.astype(np.float64) + fine).reshape(x.shape)
+    seen: NDArray[np.float64] = first.astype(np.float64) * d.astype(np.float64) + fine
+    return seen.reshape(x.shape)

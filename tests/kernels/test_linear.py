@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as T
 from gguf.quants import dequantize
+from helpers.packed import ACT_Q8, Packed, bits, check_sets_agree, isas
 from helpers.weights import gguf_rows, int8_activations
 from kernels.cases import COLUMNS, LINEAR
 from numpy.typing import NDArray
@@ -17,47 +18,6 @@ from edgerun.native import lib
 
 F32 = NDArray[np.float32]
 F64 = NDArray[np.float64]
-ACT_Q8 = 0
-
-
-def isas() -> list[str]:
-    buffer = ctypes.create_string_buffer(256)
-    assert lib().er_isa_names(buffer, 256) <= 256
-    return buffer.value.decode().split()
-
-
-def pointer(a: NDArray[np.generic]) -> ctypes.c_void_p:
-    return ctypes.c_void_p(a.ctypes.data)
-
-
-class Packed:
-    """One matrix in one instruction set's tiles."""
-
-    def __init__(self, isa: str, t: T, rows: NDArray[np.uint8], k: int) -> None:
-        self.isa, self.type, self.n, self.k = isa.encode(), int(t), rows.shape[0], k
-        info = (ctypes.c_int64 * 4)()
-        assert lib().er_linear_info(self.isa, self.type, k, info) == 0
-        self.act, self.tile_rows, self.block, self.tile_bytes = info
-        size = -(-self.n // self.tile_rows) * self.tile_bytes
-        self.memory = np.full(size + 64, 0xA5, np.uint8)
-        start = -self.memory.ctypes.data % 64
-        self.tiles = self.memory[start : start + size]
-        args = (pointer(rows), ctypes.c_int64(rows.shape[1]), ctypes.c_int64(self.n), k)
-        assert lib().er_pack(self.isa, self.type, *args, pointer(self.tiles)) == 0
-
-    def run(self, x: F32) -> F32:
-        x = np.ascontiguousarray(x)
-        out = np.full((x.shape[0], self.n), np.nan, np.float32)
-        args = (pointer(self.tiles), ctypes.c_int64(self.n), self.k, pointer(x), x.shape[0])
-        assert lib().er_linear_run(self.isa, self.type, *args, pointer(out)) == 0
-        return out
-
-    def rows(self, ids: list[int]) -> F32:
-        out = np.full((len(ids), self.k), np.nan, np.float32)
-        wanted = np.array(ids, np.int64)
-        args = (pointer(self.tiles), self.k, pointer(wanted), len(ids))
-        assert lib().er_unpack_rows(self.isa, self.type, *args, pointer(out)) == 0
-        return out
 
 
 @functools.cache
@@ -75,10 +35,6 @@ def case(t: T, n: int, k: int) -> tuple[NDArray[np.uint8], F32, F32, F64, F64]:
     ref = seen @ weights.astype(np.float64).T
     size = np.abs(seen) @ np.abs(weights).astype(np.float64).T + 1e-30
     return rows, weights, x, ref, size
-
-
-def bits(a: F32) -> NDArray[np.uint32]:
-    return a.view(np.uint32)
 
 
 def ids(row: tuple[str, T, int, int]) -> str:
@@ -102,13 +58,10 @@ def test_values_and_batch_invariance(row: tuple[str, T, int, int], isa: str) -> 
 @pytest.mark.parametrize("row", LINEAR, ids=ids)
 def test_instruction_sets_agree(row: tuple[str, T, int, int]) -> None:
     _, t, n, k = row
-    rows, _, x, _, _ = case(t, n, k)
-    first, *others = (Packed(isa, t, rows, k) for isa in isas())
+    rows, _, x, _, size = case(t, n, k)
+    sets = [Packed(isa, t, rows, k) for isa in isas()]
     for m in (1, 16):
-        expected = bits(first.run(x[:m]))
-        for other in others:
-            differ = int((expected != bits(other.run(x[:m]))).sum())
-            assert differ == 0, f"{other.isa.decode()}: {differ} of {m * n} outputs"
+        check_sets_agree(sets, x[:m], size[:m])
 
 
 @pytest.mark.parametrize("isa", isas())
