@@ -57,6 +57,15 @@ int64_t now_ns() {
 #endif
 }
 
+void nap(int64_t ns) {
+#if defined(_WIN32)
+  Sleep(DWORD(ns / 1000000 + 1));
+#else
+  const timespec t = {time_t(ns / 1000000000), long(ns % 1000000000)};
+  nanosleep(&t, nullptr);
+#endif
+}
+
 void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();

@@ -25,6 +25,7 @@ void free_pages(void* p, size_t bytes);
 
 int64_t now_ns();
 void cpu_relax();
+void nap(int64_t ns);  // sleep at least so long
 
 // Sleep while *word == value; may return early. wake_all wakes every sleeper.
 void wait_on(std::atomic<uint32_t>* word, uint32_t value);

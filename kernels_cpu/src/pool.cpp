@@ -43,7 +43,7 @@ Pool* Pool::create(int n) {
   Pool* p = ::new (at) Pool(n);
   p->shares_ = static_cast<Share*>(alloc_pages(sizeof(Share) * n));
   p->threads_ = calloc(n, sizeof(pthread_t));
-  bool ok = p->shares_ && p->threads_;
+  bool ok = p->shares_ && p->threads_ && p->relay_.open(n);
   for (int i = 0; ok && i < n; i++) ::new (p->shares_ + i) Share();
   for (int i = 1; ok && i < n; i++) {
     Start* start = make<Start>();
@@ -60,6 +60,7 @@ Pool* Pool::create(int n) {
 void Pool::free(Pool* p) {
   if (!p) return;
   p->stop();
+  p->relay_.close();
   free_pages(p->shares_, sizeof(Share) * p->n_);
   ::free(p->threads_);
   free_pages(p, sizeof(Pool));
@@ -72,25 +73,38 @@ void Pool::stop() {
 }
 
 void Pool::serve(int thread) {
-  uint32_t seen = 0;
+  uint32_t jobs = 0;
   for (;;) {
-    begin_.wait_past(seen, SPIN_IDLE_NS);
-    seen++;
+    const uint32_t seen = begin_.value.load(std::memory_order_acquire);
     if (stop_.load()) return;
-    job_(ctx_, thread);
-    if (finished_.fetch_add(1) + 1 == n_ - 1) end_.bump();
+    if (job_number_.load(std::memory_order_acquire) != jobs) {  // one behind at most: run() waits for everybody
+      jobs++;
+      job_(ctx_, thread);
+      if (finished_.fetch_add(1) + 1 == n_ - 1) end_.bump();
+    } else if (const Step* step = relay_.enter(thread)) {
+      relay_.work(*step, thread);
+    }
+    relay_.leave(thread);
+    begin_.wait_past(seen, SPIN_IDLE_NS);
   }
 }
 
 void Pool::run(void (*job)(void*, int), void* ctx) {
+  if (n_ == 1) { job(ctx, 0); return; }
   job_ = job;
   ctx_ = ctx;
-  if (n_ == 1) { job(ctx, 0); return; }
   finished_.store(0);
   const uint32_t seen = end_.value.load();
+  job_number_.fetch_add(1, std::memory_order_release);
   begin_.bump();
   job(ctx, 0);
   end_.wait_past(seen, SPIN_PHASE_NS);
+}
+
+void Pool::run_step(Step* step) {
+  relay_.publish(step);
+  begin_.bump();
+  relay_.work(*step, 0);
 }
 
 void Pool::deal(int chunks) {

@@ -1,10 +1,12 @@
-// pool.h: a persistent team of threads that walks through phases. In a phase every thread takes chunks of its own share
-// first, then steals from the far end of the others' shares; a barrier ends the phase. Waiting spins briefly, then sleeps.
+// pool.h: a persistent team of threads. Two kinds of work: jobs, which every thread joins and whose phases end with a
+// barrier (long prefills, packing), and steps without barriers (relay.h). In both a thread takes chunks of its own share
+// first, then steals from the far end of the others' shares. Waiting spins briefly, then sleeps.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include "os.h"
+#include "relay.h"
 
 namespace er {
 
@@ -26,6 +28,10 @@ class Pool {
   // Run job(ctx, thread) on every thread and return when all are done. One caller at a time.
   void run(void (*job)(void*, int), void* ctx);
 
+  // Walk through a step with all threads that have time. Returns when its work is done; others may still be in it.
+  void run_step(Step* step);
+  Relay& relay() { return relay_; }
+
   // Called by all threads inside a job, with the same count: ends a phase and deals `chunks` out for the next one.
   void next_phase(int chunks);
   // A chunk of the current phase, or -1 when none is left.
@@ -45,7 +51,9 @@ class Pool {
   void* threads_ = nullptr;
   void (*job_)(void*, int) = nullptr;
   void* ctx_ = nullptr;
+  std::atomic<uint32_t> job_number_{0};
   std::atomic<bool> stop_{false};
+  Relay relay_;
   Event begin_, end_, barrier_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> finished_{0};
