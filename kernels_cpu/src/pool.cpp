@@ -7,15 +7,16 @@ namespace er {
 // Inside a step the other threads are microseconds away; between steps a sampler runs, so workers stay warm a little longer.
 constexpr int64_t SPIN_PHASE_NS = 100 * 1000;
 constexpr int64_t SPIN_IDLE_NS = 200 * 1000;
+constexpr int CROWDED_STEPS = 64;  // then see whether the other program is gone
 
 void Event::wait_past(uint32_t seen, int64_t spin_ns) {
-  const int64_t end = now_ns() + spin_ns;
+  const int64_t end = spin_ns ? now_ns() + spin_ns : 0;
   do {
     for (int i = 0; i < 64; i++) {
       if (value.load(std::memory_order_acquire) != seen) return;
       cpu_relax();
     }
-  } while (now_ns() < end);
+  } while (end && now_ns() < end);
   sleepers.fetch_add(1);
   while (value.load() == seen) wait_on(&value, seen);
   sleepers.fetch_sub(1);
@@ -42,10 +43,11 @@ Pool* Pool::create(int n) {
   if (!at) return nullptr;
   Pool* p = ::new (at) Pool(n);
   p->shares_ = static_cast<Share*>(alloc_pages(sizeof(Share) * n));
-  p->threads_ = calloc(n, sizeof(pthread_t));
-  bool ok = p->shares_ && p->threads_ && p->relay_.open(n);
+  p->threads_ = calloc(n + 1, sizeof(pthread_t));
+  p->pinned_ = n > 1 && n == cpu_count();
+  bool ok = p->shares_ && p->threads_ && p->relay_.open(n, n + 1);
   for (int i = 0; ok && i < n; i++) ::new (p->shares_ + i) Share();
-  for (int i = 1; ok && i < n; i++) {
+  for (int i = 1; ok && n > 1 && i <= n; i++) {
     Start* start = make<Start>();
     if (start) *start = {p, i};
     ok = start && pthread_create(static_cast<pthread_t*>(p->threads_) + i, nullptr, worker, start) == 0;
@@ -69,23 +71,29 @@ void Pool::free(Pool* p) {
 void Pool::stop() {
   stop_.store(true);
   begin_.bump();
+  stand_in_.bump();
   for (int i = 1; i <= started_; i++) pthread_join(static_cast<pthread_t*>(threads_)[i], nullptr);
 }
 
 void Pool::serve(int thread) {
+  const bool stand_in = thread == n_;
+  // A team of as many threads as CPUs is placed once and for all: beside a busy program the scheduler tends to put two of
+  // them on one core and leave the other core to the program.
+  if (pinned_) pin_thread(thread % n_);
+  Event& begin = stand_in ? stand_in_ : begin_;
   uint32_t jobs = 0;
   for (;;) {
-    const uint32_t seen = begin_.value.load(std::memory_order_acquire);
+    const uint32_t seen = begin.value.load(std::memory_order_acquire);
     if (stop_.load()) return;
-    if (job_number_.load(std::memory_order_acquire) != jobs) {  // one behind at most: run() waits for everybody
+    if (!stand_in && job_number_.load(std::memory_order_acquire) != jobs) {  // one behind at most: run() waits for all
       jobs++;
       job_(ctx_, thread);
       if (finished_.fetch_add(1) + 1 == n_ - 1) end_.bump();
     } else if (const Step* step = relay_.enter(thread)) {
-      relay_.work(*step, thread);
+      relay_.work(*step, stand_in ? 0 : thread, thread);
     }
     relay_.leave(thread);
-    begin_.wait_past(seen, SPIN_IDLE_NS);
+    begin.wait_past(seen, scarce_.load() ? 0 : SPIN_IDLE_NS);  // the caller may need this core
   }
 }
 
@@ -102,9 +110,16 @@ void Pool::run(void (*job)(void*, int), void* ctx) {
 }
 
 void Pool::run_step(Step* step) {
+  scarce_.store(crowded_ > 0, std::memory_order_relaxed);
   relay_.publish(step);
   begin_.bump();
-  relay_.work(*step, 0);
+  if (crowded_ > 0) {
+    crowded_--;
+    stand_in_.bump();
+    relay_.wait_done(*step);
+  } else if (relay_.work(*step, 0, 0)) {
+    crowded_ = CROWDED_STEPS;
+  }
 }
 
 void Pool::deal(int chunks) {

@@ -24,11 +24,16 @@ class Pool {
   static Pool* create(int n_threads);
   static void free(Pool* pool);
   int size() const { return n_; }
+  int n_threads() const { return n_ + 1; }  // with the stand-in: numbers a step's chunks are computed under
 
   // Run job(ctx, thread) on every thread and return when all are done. One caller at a time.
   void run(void (*job)(void*, int), void* ctx);
 
   // Walk through a step with all threads that have time. Returns when its work is done; others may still be in it.
+  //
+  // The caller alone can go on with the next step, so where cores are scarce it must not be waiting for one: as soon as it
+  // sees that it lost its core within a step, it leaves its share to a stand-in for a while and sleeps. A thread that has
+  // slept gets a core at once.
   void run_step(Step* step);
   Relay& relay() { return relay_; }
 
@@ -47,6 +52,7 @@ class Pool {
 
   int n_;
   int started_ = 0;
+  bool pinned_ = false;
   Share* shares_ = nullptr;
   void* threads_ = nullptr;
   void (*job_)(void*, int) = nullptr;
@@ -54,7 +60,9 @@ class Pool {
   std::atomic<uint32_t> job_number_{0};
   std::atomic<bool> stop_{false};
   Relay relay_;
-  Event begin_, end_, barrier_;
+  Event begin_, end_, barrier_, stand_in_;
+  int crowded_ = 0;  // steps yet to run with the stand-in
+  std::atomic<bool> scarce_{false};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> finished_{0};
 };

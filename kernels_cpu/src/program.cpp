@@ -26,9 +26,9 @@ Program* Program::create(const Isa* isa, Pool* pool, const Instr* code, int n_co
   p->ld_ = static_cast<int64_t*>(calloc(n_buffers, sizeof(int64_t)));
   p->buffers_ = static_cast<float**>(calloc(n_buffers, sizeof(float*)));
   p->buffer_bytes_ = static_cast<size_t*>(calloc(n_buffers, sizeof(size_t)));
-  p->lanes_ = static_cast<Lane*>(alloc_pages(sizeof(Lane) * pool->size()));
+  p->lanes_ = static_cast<Lane*>(alloc_pages(sizeof(Lane) * pool->n_threads()));
   // A job for every thread that may be late, for the newest, and for the next.
-  p->n_jobs_ = pool->size() + 2;
+  p->n_jobs_ = pool->n_threads() + 2;
   p->jobs_ = static_cast<Job*>(calloc(p->n_jobs_, sizeof(Job)));
   if (!p->code_ || !p->widths_ || !p->ld_ || !p->buffers_ || !p->buffer_bytes_ || !p->lanes_ || !p->jobs_) {
     destroy(p);
@@ -54,9 +54,9 @@ Program::~Program() {
   pool_->relay().quiesce();
   for (int i = 0; i < n_buffers_ && buffers_; i++) free_pages(buffers_[i], buffer_bytes_[i]);
   for (int i = 0; i < N_ACTS; i++) free_pages(act_[i], act_bytes_[i]);
-  for (int i = 0; i < pool_->size() && lanes_; i++) free_pages(lanes_[i].scratch, scratch_bytes_);
+  for (int i = 0; i < pool_->n_threads() && lanes_; i++) free_pages(lanes_[i].scratch, scratch_bytes_);
   for (int i = 0; i < n_jobs_ && jobs_; i++) jobs_[i].~Job();
-  free_pages(lanes_, sizeof(Lane) * pool_->size());
+  free_pages(lanes_, sizeof(Lane) * pool_->n_threads());
   free(code_); free(widths_); free(ld_); free(buffers_); free(buffer_bytes_); free(jobs_);
 }
 
@@ -119,12 +119,12 @@ bool Program::reserve_scratch(int n_tokens, int n_outputs) {
   result_at_ = glu_at_ + up(glu);
   const size_t need = result_at_ + up(result * sizeof(float));
   if (need <= scratch_bytes_) return true;
-  for (int i = 0; i < pool_->size(); i++) {
+  for (int i = 0; i < pool_->n_threads(); i++) {
     free_pages(lanes_[i].scratch, scratch_bytes_);
     lanes_[i].scratch = nullptr;
   }
   scratch_bytes_ = need;
-  for (int i = 0; i < pool_->size(); i++)
+  for (int i = 0; i < pool_->n_threads(); i++)
     if (!(lanes_[i].scratch = static_cast<uint8_t*>(alloc_pages(need)))) return false;
   return true;
 }

@@ -32,7 +32,8 @@ struct Step {
 
 class Relay {
  public:
-  bool open(int n_threads);
+  // n_shares: threads that work at the same time; n_threads: all that ever do.
+  bool open(int n_shares, int n_threads);
   void close();
 
   // Called by the one thread that starts steps.
@@ -44,7 +45,10 @@ class Relay {
   // Called by all. Null: there is no step.
   const Step* enter(int thread);
   void leave(int thread);
-  void work(const Step& step, int thread);  // returns when the step's last phase is done
+  // `share` of every phase first. Returns when the step's last phase is done; true if this thread missed
+  // phases, as one that lost its core does.
+  bool work(const Step& step, int share, int thread);
+  void wait_done(const Step& step);  // asleep, for a thread that does not work
 
  private:
   struct alignas(64) Place { std::atomic<const Step*> step{nullptr}; };
@@ -54,16 +58,16 @@ class Relay {
   void take_part(const Part& part);
   void finish(const Part& part);
   void help(const Part& part, int from);
-  void advance(uint64_t number);
+  void advance(const Part& part);
   void sleep_past(uint64_t number);
 
-  int n_ = 0, n_words_ = 0;
+  int n_shares_ = 0, n_threads_ = 0, n_words_ = 0;
   std::atomic<uint64_t>* words_ = nullptr;
   Place* places_ = nullptr;
   alignas(64) std::atomic<const Step*> newest_{nullptr};
   alignas(64) std::atomic<uint64_t> phase_{1};
   alignas(64) std::atomic<uint32_t> sleepers_{0};
-  std::atomic<uint32_t> bell_{0};
+  std::atomic<uint32_t> bell_{0}, watchers_{0}, done_bell_{0};
 };
 
 }  // namespace er
