@@ -28,8 +28,8 @@ LOADS = (0, 1, 2)
 @contextmanager
 def spinning(n: int) -> Iterator[None]:
     """``n`` processes that take whatever core they get."""
-    code = "print(flush=True)\nwhile True: pass"
-    busy = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(n)]
+    spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    busy = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(n)]
     try:
         for p in busy:
             assert p.stdout is not None
