@@ -9,6 +9,7 @@ enum : uint64_t { CLAIMED = 1, COMMITTING = 2, DONE = 3 };
 constexpr int64_t SPIN_NS = 100 * 1000;
 // Phases that pass while a thread looks away for a moment; losing the core costs it many more.
 constexpr uint64_t SKIP = 3;
+constexpr int CALMEST = 6;
 constexpr int64_t QUIESCE_NAP_NS = 20 * 1000;
 
 static uint64_t word(uint64_t number, uint64_t state) { return number << 2 | state; }
@@ -128,7 +129,7 @@ void Relay::finish(const Part& p) {
     if (round % 16) continue;
     const int64_t now = now_ns();
     if (!since) since = now;
-    if (!helped && now - since >= p.step.patience[p.phase]) {
+    if (!helped && now - since >= int64_t(p.step.patience[p.phase]) << places_[p.thread].calm) {
       help(p, at);
       helped = true;
       since = 0;
@@ -144,7 +145,10 @@ void Relay::help(const Part& p, int from) {
   for (int k = 0; k < n; k++) {
     const int chunk = from + (k + skip) % n;
     if (words_[chunk].load(std::memory_order_relaxed) != word(p.number, CLAIMED)) continue;
-    do_chunk(p, chunk);
+    // In vain: its owner had its core all the time, and this machine is slower than the patience assumes.
+    int& calm = places_[p.thread].calm;
+    const bool won = do_chunk(p, chunk);
+    if (won ? calm > 0 : calm < CALMEST) calm += won ? -1 : 1;
     if (phase_.load(std::memory_order_relaxed) != p.number) return;
   }
 }

@@ -51,7 +51,10 @@ class Relay {
   void wait_done(const Step& step);  // asleep, for a thread that does not work
 
  private:
-  struct alignas(64) Place { std::atomic<const Step*> step{nullptr}; };
+  struct alignas(64) Place {
+    std::atomic<const Step*> step{nullptr};
+    int calm = 0;  // the thread's own: its patience doubles so often
+  };
   struct Part;
   bool claim(const Part& part, int chunk);
   bool do_chunk(const Part& part, int chunk);
