@@ -7,7 +7,9 @@ namespace er {
 // Inside a step the other threads are microseconds away; between steps a sampler runs, so workers stay warm a little longer.
 constexpr int64_t SPIN_PHASE_NS = 100 * 1000;
 constexpr int64_t SPIN_IDLE_NS = 200 * 1000;
-constexpr int CROWDED_STEPS = 64;  // then see whether the other program is gone
+// Steps to run with the stand-in before looking whether the other program is gone: few at first, for it may be a short
+// one, and twice as many each time it is still there.
+constexpr int MIN_CROWDED = 4, MAX_CROWDED = 64, STILL_THERE = 8;
 
 void Event::wait_past(uint32_t seen, int64_t spin_ns) {
   const int64_t end = spin_ns ? now_ns() + spin_ns : 0;
@@ -117,9 +119,14 @@ void Pool::run_step(Step* step) {
     crowded_--;
     stand_in_.bump();
     relay_.wait_done(*step);
-  } else if (relay_.work(*step, 0, 0)) {
-    crowded_ = CROWDED_STEPS;
+    return;
   }
+  const bool missed = relay_.work(*step, 0, 0);
+  since_ = since_ < STILL_THERE ? since_ + 1 : since_;
+  if (!missed) return;
+  span_ = since_ == STILL_THERE ? MIN_CROWDED : span_ * 2 < MAX_CROWDED ? span_ * 2 : MAX_CROWDED;
+  crowded_ = span_;
+  since_ = 0;
 }
 
 void Pool::deal(int chunks) {

@@ -61,7 +61,7 @@ class Pool {
   std::atomic<bool> stop_{false};
   Relay relay_;
   Event begin_, end_, barrier_, stand_in_;
-  int crowded_ = 0;  // steps yet to run with the stand-in
+  int crowded_ = 0, span_ = 2, since_ = 0;  // steps yet to run with the stand-in, of how many; steps since without
   std::atomic<bool> scarce_{false};
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<int> finished_{0};
