@@ -36,6 +36,8 @@ struct Job : Step {
   Item* items = nullptr;
   int n_items = 0, items_cap = 0;
   Cut* cuts = nullptr;  // [n_phases]
+  int32_t planned[4] = {};  // the sizes that `cuts` fit
+  int most = 0;             // chunks of a phase
   void* memory = nullptr;
   size_t bytes = 0;
 

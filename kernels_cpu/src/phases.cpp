@@ -72,8 +72,8 @@ void Program::private_acts(const Instr& in, int n, const Lane& lane, uint8_t** a
   }
 }
 
-void Program::run_tiles(const Instr& in, const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out,
-                        int64_t ldo, Lane& lane) {
+void Program::run_tiles(const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
+                        Lane& lane) {
   const Weight& w = *o.weight;
   const Linear& l = *w.linear;
   const int K = int(w.n_cols);
@@ -92,12 +92,12 @@ void Program::linear_tiles(const Instr& in, int which, int n, int tile, int tile
   if (in.epilogue == EPI_GLU) {
     float* gate = reinterpret_cast<float*>(lane.scratch + glu_at_);
     float* up = gate + int64_t(n) * rows;
-    run_tiles(in, o, n, tile, tiles, acts, gate, rows, lane);
-    run_tiles(in, in.outs[1], n, tile, tiles, acts, up, rows, lane);
+    run_tiles(o, n, tile, tiles, acts, gate, rows, lane);
+    run_tiles(in.outs[1], n, tile, tiles, acts, up, rows, lane);
     for (int t = 0; t < n; t++) isa_->ops->glu(gate + int64_t(t) * rows, up + int64_t(t) * rows, rows, in.glu, out + t * ldo);
     return;
   }
-  run_tiles(in, o, n, tile, tiles, acts, out, ldo, lane);
+  run_tiles(o, n, tile, tiles, acts, out, ldo, lane);
   if (in.epilogue == EPI_RESIDUAL)
     for (int t = 0; t < n; t++) isa_->ops->add(out + t * ldo, token(in.residual, t) + r0, rows, out + t * ldo);
   else if (in.epilogue == EPI_SOFTCAP)

@@ -86,6 +86,10 @@ class Program {
   const float* logits() const { return buffers_[logits_]; }
   int64_t logits_stride() const { return ld_[logits_]; }
 
+  // A chunk of a step's phase: into the thread's own memory, and from there to the buffers (relay.h).
+  void compute(const Job& job, int phase, uint64_t number, int chunk, int thread);
+  void commit(const Job& job, int phase, int chunk, int thread);
+
  private:
   // What a thread knows of its own: scratch memory, and what of it holds which phase's values.
   struct alignas(64) Lane {
@@ -108,8 +112,7 @@ class Program {
   void prologue(const Prologue& p, int t, Lane& lane);
   void quantize_token(const Instr& in, int n, int t, uint8_t* const* acts, Lane& lane);
   void private_acts(const Instr& in, int n, const Lane& lane, uint8_t** acts) const;
-  void run_tiles(const Instr& in, const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
-                 Lane& lane);
+  void run_tiles(const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo, Lane& lane);
   void linear_tiles(const Instr& in, int which, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
                     Lane& lane);
   const float* rotate_head(const Instr& in, const Job& job, int t, int h, Lane& lane, float* out);
@@ -125,10 +128,8 @@ class Program {
   // step.cpp: the same without barriers
   bool plan_step(Job& job);
   int cut(const Instr& in, const Job& job, Cut& cut) const;
-  int64_t patience(const Instr& in, const Job& job, const Cut& cut) const;
-  void compute(const Job& job, int phase, uint64_t number, int chunk, Lane& lane);
+  int64_t patience(const Instr& in, const Job& job, const Cut& cut, int longest) const;
   void compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane);
-  void commit(const Job& job, int phase, int chunk, Lane& lane);
   void commit_linear(const Instr& in, const Job& job, const Cut& cut, int chunk, Lane& lane);
   static int matrix_of(const Cut& cut, int chunk);
 

@@ -30,51 +30,62 @@ int Program::cut(const Instr& in, const Job& job, Cut& c) const {
 }
 
 // About twice what the dearest chunk of a phase takes on a slow machine: doing it again any sooner would be waste.
-int64_t Program::patience(const Instr& in, const Job& job, const Cut& c) const {
+int64_t Program::patience(const Instr& in, const Job& job, const Cut& c, int longest) const {
   int64_t ns = 0;
   if (in.op == OP_LINEAR) {
     const Weight& w = *in.outs[0].weight;
     const int64_t bytes = int64_t(c.step) * int64_t(w.linear->tile_bytes(int(w.n_cols))) * (in.epilogue == EPI_GLU ? 2 : 1);
     ns = bytes / 5 * (8 + count(in, job)) / 8;
   } else if (in.op == OP_ATTENTION) {
+    const int64_t seen = in.window > 0 && in.window < longest ? in.window : longest;
     for (int i = 0; i < job.n_items; i++) {
-      const Item& item = job.items[i];
-      int64_t seen = job.batch.n_past[item.row] + item.q1;
-      if (in.window > 0 && seen > in.window) seen = in.window;
-      const int64_t cost = seen * in.head_dim * (item.q1 - item.q0 + 8) / 8;
+      const int64_t cost = seen * in.head_dim * (job.items[i].q1 - job.items[i].q0 + 8) / 8;
       ns = cost > ns ? cost : ns;
     }
   }
   return ns < PATIENCE_NS ? PATIENCE_NS : ns > 100 * 1000 * 1000 ? 100 * 1000 * 1000 : ns;
 }
 
+static void compute_chunk(const Step& s, int phase, uint64_t number, int chunk, int thread) {
+  const Job& job = static_cast<const Job&>(s);
+  job.program->compute(job, phase, number, chunk, thread);
+}
+
+static void commit_chunk(const Step& s, int phase, int chunk, int thread) {
+  const Job& job = static_cast<const Job&>(s);
+  job.program->commit(job, phase, chunk, thread);
+}
+
+// Most steps find a plan of their sizes in the job already.
 bool Program::plan_step(Job& job) {
-  if (!job.cuts) {
-    job.cuts = static_cast<Cut*>(malloc(n_code_ * (sizeof(Cut) + 2 * sizeof(int32_t))));
-    if (!job.cuts) return false;
+  int longest = 0;
+  for (int r = 0; r < job.batch.n_rows; r++) {
+    const int seen = job.batch.n_past[r] + job.batch.row_start[r + 1] - job.batch.row_start[r];
+    longest = seen > longest ? seen : longest;
   }
+  longest = (longest + 511) / 512 * 512;
+  const int32_t sizes[4] = {job.batch.n_tokens, job.batch.n_outputs, job.n_items, longest};
+  if (job.cuts && memcmp(sizes, job.planned, sizeof sizes) == 0) return pool_->relay().reserve(job.most);
+  if (!job.cuts) job.cuts = static_cast<Cut*>(malloc(n_code_ * (sizeof(Cut) + 2 * sizeof(int32_t))));
+  if (!job.cuts) return false;
   int32_t* chunks = reinterpret_cast<int32_t*>(job.cuts + n_code_);
   int32_t* patient = chunks + n_code_;
-  int most = 0, n = 0;
+  int n = 0;
+  job.most = 0;
   for (int i = 0; i < n_code_; i++) {
     if (count(code_[i], job) == 0) continue;
     chunks[n] = cut(code_[i], job, job.cuts[n]);
-    patient[n] = int32_t(patience(code_[i], job, job.cuts[n]));
-    most = chunks[n] > most ? chunks[n] : most;
+    patient[n] = int32_t(patience(code_[i], job, job.cuts[n], longest));
+    job.most = chunks[n] > job.most ? chunks[n] : job.most;
     n++;
   }
   job.n_phases = n;
   job.chunks = chunks;
   job.patience = patient;
-  job.compute = [](const Step& s, int phase, uint64_t number, int chunk, int thread) {
-    const Job& j = static_cast<const Job&>(s);
-    j.program->compute(j, phase, number, chunk, j.program->lanes_[thread]);
-  };
-  job.commit = [](const Step& s, int phase, int chunk, int thread) {
-    const Job& j = static_cast<const Job&>(s);
-    j.program->commit(j, phase, chunk, j.program->lanes_[thread]);
-  };
-  return pool_->relay().reserve(most);
+  job.compute = compute_chunk;
+  job.commit = commit_chunk;
+  memcpy(job.planned, sizes, sizeof sizes);
+  return pool_->relay().reserve(job.most);
 }
 
 static void copy(float* to, const float* from, int64_t n) { memcpy(to, from, sizeof(float) * size_t(n)); }
@@ -85,7 +96,8 @@ int Program::matrix_of(const Cut& cut, int chunk) {
   return -1;  // past them: a sum
 }
 
-void Program::compute(const Job& job, int phase, uint64_t number, int chunk, Lane& lane) {
+void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int thread) {
+  Lane& lane = lanes_[thread];
   const Cut& cut = job.cuts[phase];
   const Instr& in = *cut.in;
   const BatchView& b = job.batch;
@@ -121,7 +133,8 @@ void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, ui
   linear_tiles(in, which, n, tile, tiles, acts, result(lane), int64_t(tiles) * in.outs[which].weight->linear->tile_rows, lane);
 }
 
-void Program::commit(const Job& job, int phase, int chunk, Lane& lane) {
+void Program::commit(const Job& job, int phase, int chunk, int thread) {
+  Lane& lane = lanes_[thread];
   const Cut& cut = job.cuts[phase];
   const Instr& in = *cut.in;
   const int hd = in.head_dim;
