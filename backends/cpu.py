@@ -167,8 +167,8 @@ class CPUBackend(base.Backend):
         return CPUProgram(self._so, ptr, n_vocab, ropes, len(program.code))
 
     def close(self) -> None:
+        self._close()  # first: a late thread may still be reading vectors
         self._weights.clear()
-        self._close()
 
 
 def _free_all(so: ctypes.CDLL, pool: int, owned: list[tuple[str, int]]) -> None:

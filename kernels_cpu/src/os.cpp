@@ -9,6 +9,7 @@
 #endif
 #if defined(__linux__)
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -57,6 +58,15 @@ int64_t now_ns() {
 #endif
 }
 
+void nap(int64_t ns) {
+#if defined(_WIN32)
+  Sleep(DWORD(ns / 1000000 + 1));
+#else
+  const timespec t = {time_t(ns / 1000000000), long(ns % 1000000000)};
+  nanosleep(&t, nullptr);
+#endif
+}
+
 void cpu_relax() {
 #if defined(__x86_64__)
   __builtin_ia32_pause();
@@ -64,6 +74,24 @@ void cpu_relax() {
   __asm__ volatile("yield");
 #endif
 }
+
+#if defined(__linux__)
+int cpu_count() {
+  cpu_set_t set;
+  return sched_getaffinity(getpid(), sizeof set, &set) == 0 ? CPU_COUNT(&set) : 0;
+}
+void pin_thread(int cpu) {
+  cpu_set_t set, one;
+  if (sched_getaffinity(getpid(), sizeof set, &set) != 0) return;
+  CPU_ZERO(&one);
+  for (int i = 0; i < CPU_SETSIZE; i++)
+    if (CPU_ISSET(i, &set) && cpu-- == 0) CPU_SET(i, &one);
+  if (CPU_COUNT(&one)) sched_setaffinity(0, sizeof one, &one);
+}
+#else
+int cpu_count() { return 0; }
+void pin_thread(int) {}
+#endif
 
 #if defined(__linux__)
 void wait_on(std::atomic<uint32_t>* word, uint32_t value) { syscall(SYS_futex, word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0); }

@@ -25,6 +25,11 @@ void free_pages(void* p, size_t bytes);
 
 int64_t now_ns();
 void cpu_relax();
+void nap(int64_t ns);  // sleep at least so long
+
+// CPUs this process may run on; 0 if the system does not say. Tie the calling thread to one of them.
+int cpu_count();
+void pin_thread(int cpu);
 
 // Sleep while *word == value; may return early. wake_all wakes every sleeper.
 void wait_on(std::atomic<uint32_t>* word, uint32_t value);

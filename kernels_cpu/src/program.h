@@ -2,6 +2,7 @@
 // These structs are mirrored field by field in backends/cpu_abi.py.
 #pragma once
 #include "float_ops.h"
+#include "job.h"
 #include "kernels.h"
 #include "pool.h"
 
@@ -42,8 +43,6 @@ struct LinearOut {
   int32_t out, pad;
 };
 
-enum { MAX_OUTS = 4 };
-
 struct Instr {
   int32_t op;
   int32_t gathered;  // runs on the batch's outputs instead of its tokens
@@ -62,13 +61,6 @@ struct Instr {
   float eps_q, eps_k;
 };
 
-struct RopeTable { const float* cs; int32_t n_pos, n_rot; };  // [n_pos][cosines | sines]
-
-struct BatchView {
-  const int32_t *tokens, *positions, *row_start, *n_past, *pages, *outputs;
-  int32_t n_tokens, n_rows, n_outputs, max_pages;
-};
-
 struct KvLayer { KvShape shape; size_t offset; };  // offset of the layer within a page
 
 struct Kv {
@@ -77,6 +69,11 @@ struct Kv {
   int32_t n_pages, n_layers;
   KvLayer* layers;
 };
+
+// Up to so many tokens a batch runs as a step without barriers; a longer one would copy more than barriers cost it.
+constexpr int FEW = 16;
+// Up to so many floats every thread quantizes the whole input for itself, which is cheaper than another barrier.
+constexpr int INLINE_FLOATS = 16384;
 
 class Program {
  public:
@@ -89,32 +86,57 @@ class Program {
   const float* logits() const { return buffers_[logits_]; }
   int64_t logits_stride() const { return ld_[logits_]; }
 
+  // A chunk of a step's phase: into the thread's own memory, and from there to the buffers (relay.h).
+  void compute(const Job& job, int phase, uint64_t number, int chunk, int thread);
+  void commit(const Job& job, int phase, int chunk, int thread);
+
  private:
-  struct Item { int32_t row, kv_head, q0, q1; };
-  bool reserve();
-  bool plan_attention(const Instr& in);
-  const char* check(const RopeTable* tables, int n_tables) const;
-  bool inline_prologue(const Instr& in) const;
+  // What a thread knows of its own: scratch memory, and what of it holds which phase's values.
+  struct alignas(64) Lane {
+    uint8_t* scratch;
+    uint64_t prepared, number;  // phase whose input is quantized here; phase of `sum` and `value`
+    int32_t token;              // their token
+    const float *sum, *value;   // a prologue's two results
+  };
+
+  // program.cpp: memory, checks, the way through a batch
+  bool reserve(int n_tokens, int n_outputs);
+  bool reserve_scratch(int n_tokens, int n_outputs);
+  const char* check(const BatchView& batch, const RopeTable* tables, int n_tables) const;
+  Job* free_job();
+  int count(const Instr& in, const Job& job) const { return in.gathered ? job.batch.n_outputs : job.batch.n_tokens; }
+
+  // phases.cpp: what a chunk computes, and the phases that end with a barrier
+  void run_phases(const Job& job, int thread);
+  void embed_row(const Instr& in, int32_t id, float* out) const;
+  void prologue(const Prologue& p, int t, Lane& lane);
+  void quantize_token(const Instr& in, int n, int t, uint8_t* const* acts, Lane& lane);
+  void private_acts(const Instr& in, int n, const Lane& lane, uint8_t** acts) const;
+  void run_tiles(const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo, Lane& lane);
+  void linear_tiles(const Instr& in, int which, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
+                    Lane& lane);
+  const float* rotate_head(const Instr& in, const Job& job, int t, int h, Lane& lane, float* out);
+  void store_head(const Instr& in, const Job& job, int t, int kv_head, const float* k);
+  void attend(const Instr& in, const Job& job, const Item& item, float* out, int64_t ld_out, Lane& lane);
+  void linear(const Instr& in, const Job& job, int thread);
+  void rope_kv(const Instr& in, const Job& job, int thread);
+  bool inline_prologue(const Instr& in, int n) const;
   int chunk_tiles(const Instr& in) const;
   static int tile_count(const Weight* w);
   static bool uses_act(const Instr& in, Act act);
-  void thread_main(int thread);
-  void embed(const Instr& in, int thread);
-  void tokenwise(const Instr& in, int thread);
-  void gather(const Instr& in, int thread);
-  void linear(const Instr& in, int thread);
-  void rope_kv(const Instr& in, int thread);
-  void attention(const Instr& in, int thread);
-  void linear_chunk(const Instr& in, int which, int tile, int tiles, const uint8_t* const* acts, int thread);
-  void glu_chunk(const Instr& in, int tile, int tiles, const uint8_t* const* acts, int thread);
-  void run_tiles(const Instr& in, const LinearOut& o, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
-                 int thread);
-  void quantize_token(const Instr& in, int t, bool store_sum, uint8_t* const* acts, int thread);
-  int row_of(int t) const;
-  const float* prologue(const Prologue& p, int t, bool store_sum, int thread);
+
+  // step.cpp: the same without barriers
+  bool plan_step(Job& job);
+  int cut(const Instr& in, const Job& job, Cut& cut) const;
+  int64_t patience(const Instr& in, const Job& job, const Cut& cut, int longest) const;
+  void compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane);
+  void commit_linear(const Instr& in, const Job& job, const Cut& cut, int chunk, Lane& lane);
+  static int matrix_of(const Cut& cut, int chunk);
+
   const float* token(int buffer, int t) const { return buffers_[buffer] + int64_t(t) * ld_[buffer]; }
   float* token(int buffer, int t) { return buffers_[buffer] + int64_t(t) * ld_[buffer]; }
-  int count(const Instr& in) const { return in.gathered ? batch_.n_outputs : batch_.n_tokens; }
+  float* vectors(const Lane& lane) const { return reinterpret_cast<float*>(lane.scratch + vectors_at_); }
+  float* result(const Lane& lane) const { return reinterpret_cast<float*>(lane.scratch + result_at_); }
 
   const Isa* isa_ = nullptr;
   Pool* pool_ = nullptr;
@@ -125,16 +147,15 @@ class Program {
   int64_t* ld_ = nullptr;
   float** buffers_ = nullptr;
   size_t *buffer_bytes_ = nullptr;
-  int max_width_ = 0;
+  int max_width_ = 0, max_tokens_ = 0, max_outputs_ = 0;
   uint8_t* act_[N_ACTS] = {};
   size_t act_bytes_[N_ACTS] = {};
-  uint8_t** scratch_ = nullptr;
-  size_t scratch_bytes_ = 0, vectors_at_ = 0, private_at_ = 0, glu_at_ = 0;  // layout of a thread's scratch
-  Item* items_ = nullptr;
-  int n_items_ = 0, items_cap_ = 0;
-  int max_group_ = 1, max_head_dim_ = 16;
-  BatchView batch_ = {};
-  const RopeTable* tables_ = nullptr;
+  Lane* lanes_ = nullptr;
+  // Layout of a lane's scratch; kernels have theirs at the start.
+  size_t scratch_bytes_ = 0, vectors_at_ = 0, private_at_ = 0, glu_at_ = 0, result_at_ = 0;
+  Job* jobs_ = nullptr;
+  int n_jobs_ = 0;
+  int max_group_ = 1, max_head_dim_ = 16, max_heads_width_ = 0;
 };
 
 }  // namespace er

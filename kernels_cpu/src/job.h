@@ -1,0 +1,52 @@
+// job.h: one batch on its way through a program: everything that threads read besides floats and weights. A job's memory
+// is its own and stays as it is while any thread works on it, however late.
+#pragma once
+#include "kernels.h"
+#include "relay.h"
+
+namespace er {
+
+class Program;
+struct Instr;
+
+struct RopeTable { const float* cs; int32_t n_pos, n_rot; };  // [n_pos][cosines | sines]
+
+struct BatchView {
+  const int32_t *tokens, *positions, *row_start, *n_past, *pages, *outputs;
+  int32_t n_tokens, n_rows, n_outputs, max_pages;
+};
+
+enum { MAX_OUTS = 4 };
+
+// How a phase without barriers is cut: `first[i]`..`first[i + 1]` are the chunks of matrix i, of `step` tiles each; for
+// heads, `step` of them make a chunk. A linear's chunks beyond them store the sums of its prologue, a token each.
+struct Cut {
+  const Instr* in;
+  int32_t step;
+  int32_t first[MAX_OUTS + 1];
+};
+
+struct Item { int32_t row, kv_head, q0, q1; };  // queries q0..q1 of a KV head
+
+struct Job : Step {
+  Program* program = nullptr;
+  BatchView batch = {};
+  const float** ropes = nullptr;  // of each table [n_tokens][n_rot], the rows of the batch's positions
+  const RopeTable* tables = nullptr;
+  Item* items = nullptr;
+  int n_items = 0, items_cap = 0;
+  Cut* cuts = nullptr;  // [n_phases]
+  int32_t planned[4] = {};  // the sizes that `cuts` fit
+  int most = 0;             // chunks of a phase
+  void* memory = nullptr;
+  size_t bytes = 0;
+
+  ~Job();
+  // Copies the batch and the rope rows it needs. False: no memory.
+  bool take(const BatchView& view, const RopeTable* tables, int n_tables);
+  // Cuts the queries so that every thread gets several items; where the cuts fall does not touch the bits.
+  bool plan_attention(int n_heads, int n_kv, int n_threads);
+  int row_of(int t) const;
+};
+
+}  // namespace er

@@ -1,0 +1,182 @@
+// step.cpp: a batch of few tokens as a step without barriers (relay.h): how each phase is cut, computed and committed.
+// Shared memory is written by commits alone. Late threads may read floats that have changed meanwhile, which spoils only
+// what they will not commit; so quantized input, which holds indexes, is always a thread's own.
+#include <cstring>
+#include "program.h"
+
+namespace er {
+
+// Long enough that a thread that kept its core is done; nearly nothing against a time slice.
+constexpr int64_t PATIENCE_NS = 20 * 1000;
+
+// The batch's sizes decide the cut; the number of chunks is returned.
+int Program::cut(const Instr& in, const Job& job, Cut& c) const {
+  const int n = count(in, job);
+  c = {&in, 1, {0}};
+  if (in.op == OP_ATTENTION) return job.n_items;
+  if (in.op == OP_ROPE_KV) {
+    const int all = n * (in.n_heads + in.n_kv), step = all / (pool_->size() * 2);
+    c.step = step < 1 ? 1 : step > in.n_heads ? in.n_heads : step;
+    return (all + c.step - 1) / c.step;
+  }
+  if (in.op != OP_LINEAR) return n;
+  c.step = chunk_tiles(in);
+  int total = 0;
+  for (int i = 0; i < MAX_OUTS; i++) {
+    if (i < (in.epilogue == EPI_GLU ? 1 : in.n_outs)) total += (tile_count(in.outs[i].weight) + c.step - 1) / c.step;
+    c.first[i + 1] = total;
+  }
+  return total + (in.pre.sum >= 0 ? n : 0);
+}
+
+// About twice what the dearest chunk of a phase takes on a slow machine: doing it again any sooner would be waste.
+int64_t Program::patience(const Instr& in, const Job& job, const Cut& c, int longest) const {
+  int64_t ns = 0;
+  if (in.op == OP_LINEAR) {
+    const Weight& w = *in.outs[0].weight;
+    const int64_t bytes = int64_t(c.step) * int64_t(w.linear->tile_bytes(int(w.n_cols))) * (in.epilogue == EPI_GLU ? 2 : 1);
+    ns = bytes / 5 * (8 + count(in, job)) / 8;
+  } else if (in.op == OP_ATTENTION) {
+    const int64_t seen = in.window > 0 && in.window < longest ? in.window : longest;
+    for (int i = 0; i < job.n_items; i++) {
+      const int64_t cost = seen * in.head_dim * (job.items[i].q1 - job.items[i].q0 + 8) / 8;
+      ns = cost > ns ? cost : ns;
+    }
+  }
+  return ns < PATIENCE_NS ? PATIENCE_NS : ns > 100 * 1000 * 1000 ? 100 * 1000 * 1000 : ns;
+}
+
+static void compute_chunk(const Step& s, int phase, uint64_t number, int chunk, int thread) {
+  const Job& job = static_cast<const Job&>(s);
+  job.program->compute(job, phase, number, chunk, thread);
+}
+
+static void commit_chunk(const Step& s, int phase, int chunk, int thread) {
+  const Job& job = static_cast<const Job&>(s);
+  job.program->commit(job, phase, chunk, thread);
+}
+
+// Most steps find a plan of their sizes in the job already.
+bool Program::plan_step(Job& job) {
+  int longest = 0;
+  for (int r = 0; r < job.batch.n_rows; r++) {
+    const int seen = job.batch.n_past[r] + job.batch.row_start[r + 1] - job.batch.row_start[r];
+    longest = seen > longest ? seen : longest;
+  }
+  longest = (longest + 511) / 512 * 512;
+  const int32_t sizes[4] = {job.batch.n_tokens, job.batch.n_outputs, job.n_items, longest};
+  if (job.cuts && memcmp(sizes, job.planned, sizeof sizes) == 0) return pool_->relay().reserve(job.most);
+  if (!job.cuts) job.cuts = static_cast<Cut*>(malloc(n_code_ * (sizeof(Cut) + 2 * sizeof(int32_t))));
+  if (!job.cuts) return false;
+  int32_t* chunks = reinterpret_cast<int32_t*>(job.cuts + n_code_);
+  int32_t* patient = chunks + n_code_;
+  int n = 0;
+  job.most = 0;
+  for (int i = 0; i < n_code_; i++) {
+    if (count(code_[i], job) == 0) continue;
+    chunks[n] = cut(code_[i], job, job.cuts[n]);
+    patient[n] = int32_t(patience(code_[i], job, job.cuts[n], longest));
+    job.most = chunks[n] > job.most ? chunks[n] : job.most;
+    n++;
+  }
+  job.n_phases = n;
+  job.chunks = chunks;
+  job.patience = patient;
+  job.compute = compute_chunk;
+  job.commit = commit_chunk;
+  memcpy(job.planned, sizes, sizeof sizes);
+  return pool_->relay().reserve(job.most);
+}
+
+static void copy(float* to, const float* from, int64_t n) { memcpy(to, from, sizeof(float) * size_t(n)); }
+
+int Program::matrix_of(const Cut& cut, int chunk) {
+  for (int i = 0; i < MAX_OUTS; i++)
+    if (chunk < cut.first[i + 1]) return i;
+  return -1;  // past them: a sum
+}
+
+void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int thread) {
+  Lane& lane = lanes_[thread];
+  const Cut& cut = job.cuts[phase];
+  const Instr& in = *cut.in;
+  const BatchView& b = job.batch;
+  float* out = result(lane);
+  if (in.op == OP_LINEAR) return compute_linear(in, job, cut, number, chunk, lane);
+  if (in.op == OP_EMBED) return embed_row(in, b.tokens[chunk], out);
+  if (in.op == OP_TOKENWISE) return prologue(in.pre, chunk, lane);
+  if (in.op == OP_ROPE_KV) {
+    const int heads = in.n_heads + in.n_kv, all = b.n_tokens * heads;
+    for (int i = chunk * cut.step; i < (chunk + 1) * cut.step && i < all; i++, out += in.head_dim)
+      rotate_head(in, job, i / heads, i % heads, lane, out);
+  } else if (in.op == OP_ATTENTION) {
+    attend(in, job, job.items[chunk], out, int64_t(in.n_heads) * in.head_dim, lane);
+  }
+}
+
+void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane) {
+  const int n = count(in, job), which = matrix_of(cut, chunk);
+  if (which < 0) {
+    const int t = chunk - cut.first[MAX_OUTS];
+    if (lane.number != number || lane.token != t) prologue(in.pre, t, lane);
+    lane.number = number;
+    return;
+  }
+  uint8_t* acts[N_ACTS];
+  private_acts(in, n, lane, acts);
+  if (lane.prepared != number) {
+    for (int t = 0; t < n; t++) quantize_token(in, n, t, acts, lane);
+    lane.prepared = lane.number = number;
+  }
+  const int tile = (chunk - cut.first[which]) * cut.step, left = tile_count(in.outs[which].weight) - tile;
+  const int tiles = left < cut.step ? left : cut.step;
+  linear_tiles(in, which, n, tile, tiles, acts, result(lane), int64_t(tiles) * in.outs[which].weight->linear->tile_rows, lane);
+}
+
+void Program::commit(const Job& job, int phase, int chunk, int thread) {
+  Lane& lane = lanes_[thread];
+  const Cut& cut = job.cuts[phase];
+  const Instr& in = *cut.in;
+  const int hd = in.head_dim;
+  const float* from = result(lane);
+  switch (in.op) {
+    case OP_LINEAR: commit_linear(in, job, cut, chunk, lane); break;
+    case OP_EMBED: copy(token(in.out, chunk), from, in.outs[0].weight->n_cols); break;
+    case OP_TOKENWISE:
+      copy(token(in.out, chunk), lane.value, in.pre.width);
+      if (in.pre.sum >= 0) copy(token(in.pre.sum, chunk), lane.sum, in.pre.width);
+      break;
+    case OP_GATHER: copy(token(in.out, chunk), token(in.pre.a, job.batch.outputs[chunk]), in.pre.width); break;
+    case OP_ROPE_KV: {
+      const int heads = in.n_heads + in.n_kv, all = job.batch.n_tokens * heads;
+      for (int i = chunk * cut.step; i < (chunk + 1) * cut.step && i < all; i++, from += hd) {
+        const int t = i / heads, h = i % heads;
+        if (h < in.n_heads) copy(token(in.out, t) + h * hd, from, hd);
+        else store_head(in, job, t, h - in.n_heads, from);
+      }
+      break;
+    }
+    case OP_ATTENTION: {
+      const Item& item = job.items[chunk];
+      const int group = in.n_heads / in.n_kv, t0 = job.batch.row_start[item.row];
+      for (int q = item.q0; q < item.q1; q++) {
+        const int t = q / group, at = (item.kv_head * group + q % group) * hd;
+        copy(token(in.out, t0 + t) + at, from + int64_t(t) * in.n_heads * hd + at, hd);
+      }
+      break;
+    }
+    default: break;
+  }
+}
+
+void Program::commit_linear(const Instr& in, const Job& job, const Cut& cut, int chunk, Lane& lane) {
+  const int which = matrix_of(cut, chunk);
+  if (which < 0) return copy(token(in.pre.sum, chunk - cut.first[MAX_OUTS]), lane.sum, in.pre.width);
+  const int tile_rows = in.outs[which].weight->linear->tile_rows;
+  const int tile = (chunk - cut.first[which]) * cut.step, left = tile_count(in.outs[which].weight) - tile;
+  const int64_t rows = int64_t(left < cut.step ? left : cut.step) * tile_rows;
+  const int buffer = in.epilogue == EPI_GLU ? in.out : in.outs[which].out;
+  for (int t = 0; t < count(in, job); t++) copy(token(buffer, t) + int64_t(tile) * tile_rows, result(lane) + t * rows, rows);
+}
+
+}  // namespace er
