@@ -115,10 +115,13 @@ def test_long_context_crosses_a_split(open_runner) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gemma3", "phi3"])
 def test_instruction_sets_agree(open_runner, name: str) -> None:
+    """Bit for bit; the generic one, whose fma rounds twice, up to flips of f16 K and V."""
     ids = np.random.default_rng(3).integers(0, 200, 50).tolist()
-    best, *others = (open_runner(fixture(name), isa, n_ctx=256).logits(ids) for isa in ISAS)
-    for other in others:
-        np.testing.assert_allclose(other, best, atol=1e-5, rtol=1e-5)
+    found = {isa: open_runner(fixture(name), isa, n_ctx=256).logits(ids) for isa in ISAS}
+    generic = found.pop("generic")
+    for other in found.values():
+        assert same_bits(other, next(iter(found.values())))
+        np.testing.assert_allclose(generic, other, atol=5e-3, rtol=0)
 
 
 def test_pages_can_be_copied_exported_and_restored(open_runner) -> None:

@@ -123,7 +123,10 @@ def test_doctor(cli: CLI) -> None:
     assert (r.status, r.err) == (0, "")
     facts = json.loads(r.out)
     found = {b["name"]: b for b in facts["backends"]}
-    assert tuple(found) == BACKENDS
+    assert tuple(found) == (*BACKENDS, "cuda", "mlx", "llama_cpp")
+    isas = found["cpu"]["facts"]["isas"].split()
+    assert not set(isas) & set(found["cpu"]["isas_not_used"])
+    assert {*isas, *found["cpu"]["isas_not_used"]} >= {"avx512vnni", "avx2", "neon"}
     assert found["reference"]["available"] is True
     assert found["cpu"]["facts"]["isa"] in found["cpu"]["facts"]["isas"].split()
     assert found["cpu"]["facts"]["threads"] >= 1
@@ -132,6 +135,14 @@ def test_doctor(cli: CLI) -> None:
     plain = cli("doctor")
     assert plain.status == 0
     assert f"isa {found['cpu']['facts']['isa']}" in plain.out
+
+
+@pytest.mark.parametrize("name", ["cuda", "mlx", "llama_cpp"])
+def test_doctor_names_backends_that_are_not_there_yet(cli: CLI, name: str) -> None:
+    found = {b["name"]: b for b in json.loads(cli("doctor", "--json").out)["backends"]}
+    assert found[name]["available"] is False
+    assert "not part of this version" in found[name]["reason"]
+    assert f"no  {name}" in cli("doctor").out
 
 
 def test_doctor_says_why_not(cli: CLI, monkeypatch: pytest.MonkeyPatch) -> None:
