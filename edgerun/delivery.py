@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import queue
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from edgerun.core import (
     Chunk,
@@ -23,9 +22,10 @@ from edgerun.engine.sampling import Sampled
 from edgerun.text.detok import StreamDetokenizer
 from edgerun.text.tokenizer import Tokenizer
 
-__all__ = ["AsyncMailbox", "ChunkStream", "Collector", "Delivery", "Mailbox"]
+__all__ = ["AsyncMailbox", "ChunkStream", "Collector", "Delivery", "Mailbox", "off_loop"]
 
 Item: TypeAlias = "Chunk | Exception"
+T = TypeVar("T")
 
 # On Windows Ctrl-C does not wake a thread that waits for a lock: look up now and then.
 _POLL = 0.2 if os.name == "nt" else None
@@ -102,6 +102,8 @@ class AsyncMailbox:
     """The same for a coroutine of the loop that was running when it was made."""
 
     def __init__(self) -> None:
+        import asyncio  # 40 ms, which the command line need not pay
+
         self._loop = asyncio.get_running_loop()
         self._items: asyncio.Queue[Item] = asyncio.Queue()
 
@@ -112,6 +114,13 @@ class AsyncMailbox:
 
     async def get(self) -> Chunk:
         return _open(await self._items.get())
+
+
+async def off_loop(function: Callable[..., T], *args: object, **kwargs: object) -> T:
+    """``function(...)`` on a thread of its own: long texts must not hold up the caller's loop."""
+    import asyncio
+
+    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 def _open(item: Item) -> Chunk:

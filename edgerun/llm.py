@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import dataclasses
 import operator
@@ -17,7 +16,15 @@ from typing import Any, TypeAlias
 
 from edgerun.backends.base import PAGE_SIZE, Backend
 from edgerun.core import Chunk, Completion, SamplingParams
-from edgerun.delivery import AsyncMailbox, ChunkStream, Collector, Delivery, Item, Mailbox
+from edgerun.delivery import (
+    AsyncMailbox,
+    ChunkStream,
+    Collector,
+    Delivery,
+    Item,
+    Mailbox,
+    off_loop,
+)
 from edgerun.engine import Engine, Limits, Worker
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.sampling import Sampler
@@ -238,7 +245,7 @@ class LLM:
     ) -> AsyncGenerator[Chunk, None]:
         """:meth:`stream` for coroutines. It starts, and refuses, at the first ``anext``."""
         chosen = _params(params, overrides)
-        ids = await asyncio.to_thread(self._prompt_ids, prompt)  # long texts take a while
+        ids = await off_loop(self._prompt_ids, prompt)  # long texts take a while
         mailbox = AsyncMailbox()
         sequence = self._submit(ids, chosen, mailbox.put)
         try:
@@ -264,7 +271,7 @@ class LLM:
         """:meth:`stream_chat` for coroutines; ``options`` as there."""
         template = {k: options.pop(k) for k in _TEMPLATE_OPTIONS if k in options}
         chosen = _params(params, options)
-        ids = await asyncio.to_thread(self.apply_template, messages, **template)
+        ids = await off_loop(self.apply_template, messages, **template)
         async with contextlib.aclosing(self.astream(ids, chosen)) as chunks:
             async for chunk in chunks:
                 yield chunk
