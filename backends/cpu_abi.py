@@ -60,6 +60,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "er_sizeof": (c_int, [c_int]),
     "er_isa": (c_void_p, [c_char_p]),
     "er_isa_name": (c_char_p, [c_void_p]),
+    "er_isa_names": (c_int, [c_char_p, c_int]),
     "er_isa_has_type": (c_int, [c_void_p, c_int]),
     "er_pool_new": (c_void_p, [c_int]),
     "er_pool_free": (None, [c_void_p]),
@@ -110,6 +111,6 @@ def native() -> ctypes.CDLL:
 
 def isa_names() -> list[str]:
     """Instruction sets this build holds and this machine runs, best first."""
-    so = native()
-    known = ("avx512vnni", "avxvnni", "avx2", "neon", "generic")
-    return [n for n in known if so.er_isa(n.encode())]
+    buffer = ctypes.create_string_buffer(256)
+    native().er_isa_names(buffer, len(buffer))
+    return buffer.value.decode().split()

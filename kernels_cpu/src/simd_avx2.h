@@ -46,7 +46,6 @@ ER_INL vf splat_f(float x) { return _mm256_set1_ps(x); }
 ER_INL vf add(vf a, vf b) { return _mm256_add_ps(a, b); }
 ER_INL vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 ER_INL vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
-ER_INL vf fnma(vf a, vf b, vf c) { return _mm256_fnmadd_ps(a, b, c); }
 
 #if defined(__AVXVNNI__)
 enum { SIGNED8 = 0, PAIR_SCALES = 1 };

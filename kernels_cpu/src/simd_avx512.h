@@ -46,7 +46,6 @@ ER_INL vf splat_f(float x) { return _mm512_set1_ps(x); }
 ER_INL vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
 ER_INL vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 ER_INL vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
-ER_INL vf fnma(vf a, vf b, vf c) { return _mm512_fnmadd_ps(a, b, c); }
 ER_INL vi pair_dot(vi acc, vi x, vi y) { return _mm512_dpwssd_epi32(acc, x, y); }
 ER_INL vi scale_lo(vi p) { return _mm512_srai_epi32(_mm512_slli_epi32(p, 16), 16); }
 ER_INL vi scale_hi(vi p) { return _mm512_srai_epi32(p, 16); }

@@ -77,7 +77,6 @@ ER_INL vf splat_f(float x) { return vf{x, x, x, x}; }
 ER_INL vf add(vf a, vf b) { return a + b; }
 ER_INL vf mul(vf a, vf b) { return a * b; }
 ER_INL vf fma(vf a, vf b, vf c) { return a * b + c; }  // rounded twice, see vec16.h
-ER_INL vf fnma(vf a, vf b, vf c) { return fma(-a, b, c); }
 #if defined(__SSE2__)
 ER_INL vi madd16(vi x, vi y) { return (vi)_mm_madd_epi16((__m128i)x, (__m128i)y); }
 #else

@@ -8,7 +8,7 @@
 //   pair_dot(a, x, y)    a + x.lo * y.lo + x.hi * y.hi over int16 pairs
 //   scale_lo scale_hi    one half of each int16 pair as a multiplier for mul_add / dots_scaled
 //   int_lo int_hi        the same as R int32           splat_f          one float to every lane
-//   h2f                  R fp16 -> R floats       fma fnma         x * y + z and z - x * y, rounded once
+//   h2f                  R fp16 -> R floats       fma              x * y + z, rounded once (generic: twice)
 //   dp(a, u, x)          a + the dot product of four code bytes u with four int8 x, in each lane
 //
 // SIGNED8: codes of 8 bits are kept signed (else offset by 128). ER_ACC16: sums of products are kept in int16 for a

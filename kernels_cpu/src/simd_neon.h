@@ -68,7 +68,6 @@ ER_INL vf splat_f(float x) { return {vdupq_n_f32(x), vdupq_n_f32(x)}; }
 ER_INL vf add(vf a, vf b) { return {vaddq_f32(a.a, b.a), vaddq_f32(a.b, b.b)}; }
 ER_INL vf mul(vf a, vf b) { return {vmulq_f32(a.a, b.a), vmulq_f32(a.b, b.b)}; }
 ER_INL vf fma(vf a, vf b, vf c) { return {vfmaq_f32(c.a, a.a, b.a), vfmaq_f32(c.b, a.b, b.b)}; }
-ER_INL vf fnma(vf a, vf b, vf c) { return {vfmsq_f32(c.a, a.a, b.a), vfmsq_f32(c.b, a.b, b.b)}; }
 ER_INL int32x4_t pair_dot4(int32x4_t acc, int32x4_t x, int32x4_t y) {
   const int32x4_t lo = vmull_s16(vget_low_s16(ER_S16(x)), vget_low_s16(ER_S16(y)));
   const int32x4_t hi = vmull_high_s16(ER_S16(x), ER_S16(y));

@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 from numpy.typing import NDArray
 
+from edgerun.backends.cpu_abi import isa_names
 from edgerun.backends.cpu_grids import ensure_grids
 from edgerun.native import lib
 
@@ -19,9 +20,7 @@ ACT_Q8, ACT_F32 = 0, 1
 def isas() -> list[str]:
     """The instruction sets of this build and machine, best first."""
     ensure_grids()
-    buffer = ctypes.create_string_buffer(256)
-    assert lib().er_isa_names(buffer, 256) <= 256
-    return buffer.value.decode().split()
+    return isa_names()
 
 
 def pointer(a: NDArray[np.generic]) -> ctypes.c_void_p:
