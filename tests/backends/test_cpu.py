@@ -50,10 +50,6 @@ def test_architecture(open_runner, name: str, isa: str) -> None:
         np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
 
 
-def chunked(runner: Runner, ids: Sequence[int], chunk: int) -> F32:
-    return runner.logits(ids, chunk=chunk)
-
-
 def among_others(runner: Runner, ids: Sequence[int], vocab: int) -> F32:
     """The same sequence as row 3 of 8, all at different lengths, prefilled in uneven pieces."""
     rng = np.random.default_rng(5)
@@ -81,27 +77,26 @@ def same_bits(a: F32, b: F32) -> bool:
     return np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
+def check_batch_invariance(runner: Runner, n_tokens: int) -> None:
+    vocab = runner.config.n_vocab
+    ids = np.random.default_rng(1).integers(0, vocab, n_tokens).tolist()
+    alone = runner.logits(ids, chunk=512)
+    for chunk in (1, 7, 64):
+        assert same_bits(alone, runner.logits(ids, chunk=chunk)), chunk
+    assert same_bits(alone, among_others(runner, ids, vocab))
+
+
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "qwen3"])
 def test_batch_invariance(open_runner, name: str, isa: str) -> None:
     runner = open_runner(fixture(name), isa, n_ctx=256, n_pages=128)
-    vocab = runner.config.n_vocab
-    ids = np.random.default_rng(1).integers(0, vocab, 200).tolist()
-    alone = chunked(runner, ids, 512)
-    for chunk in (1, 7, 64):
-        assert same_bits(alone, chunked(runner, ids, chunk)), chunk
-    assert same_bits(alone, among_others(runner, ids, vocab))
+    check_batch_invariance(runner, n_tokens=200)
 
 
 @pytest.mark.parametrize("model", [models.smollm2, models.gemma3], ids=["smollm2", "gemma3"])
 def test_batch_invariance_of_a_real_model(open_runner, model) -> None:
     runner = open_runner(model(), n_ctx=1024, n_pages=128)
-    vocab = runner.config.n_vocab
-    ids = np.random.default_rng(1).integers(0, vocab, 70).tolist()
-    alone = chunked(runner, ids, 512)
-    for chunk in (1, 7, 64):
-        assert same_bits(alone, chunked(runner, ids, chunk)), chunk
-    assert same_bits(alone, among_others(runner, ids, vocab))
+    check_batch_invariance(runner, n_tokens=70)
 
 
 def test_long_context_crosses_a_split(open_runner) -> None:
