@@ -2,7 +2,7 @@
 // minimum need. One format for every quantized weight type, so that one copy serves all that share an input.
 //
 // Columns lie in tiles of C, C a function of M alone. Per tile and block one record, everything at fixed displacements:
-//   int8 q[C][32] | float d[C] | float x[C] | int32 -8*sum[C] | int16 pairs sum16[C][2]                         48 C bytes
+//   int8 q[C][32] | float d[C] | float x[C] | int32 START - 8*sum[C] | int16 pairs sum16[C][2]                 48 C bytes
 // d = amax / 127, q = round to even (v * (127 / amax)), sum = of the codes, x = of the values. A block holding NaN or
 // infinity gets d = NaN and codes 0, so that it poisons its outputs and nothing else; below 1e-36 a block is zero.
 //
@@ -11,7 +11,7 @@
 // int8 digit for what the first one left: q2 = round((v - d q) * 254 / d), d2 = d / 254. It is summed apart from the
 // first digits. Measured on Gemma 3 270M it halves the noise of the logits; without it greedy text strays from the float model.
 // A tile's records are followed by its columns' second digits, each: int32 n, block index[n] | records of one column
-// (x = 0: the first digit's x counts both) from a line of their own.
+// (x = 0: the first digit's x counts both) from a line of their own. seconds.h finds them by block.
 #pragma once
 #include "kernels.h"
 #include "simd_int.h"
@@ -48,50 +48,61 @@ static size_t act_bytes(Act act, int K, int M) {
   return size_t((M + C - 1) / C) * col_tile_bytes(K, C);
 }
 
+// An int32 sum that starts at START reads as the float START_FLOAT + sum while |sum| < 2^22: then sum * d, rounded once, is
+// fma(that float, d, -START_FLOAT * d), which saves the conversion. Exact, as START_FLOAT has two significant bits.
+enum : int32_t { START = FUSED ? 0x4b400000 : 0 };
+constexpr float START_FLOAT = 12582912.0f;
+
+// Values of a block, R at a time.
+template <class F>
+ER_INL void each_part(const F& f) { steps<0, 32 / R>(f); }
+
 // The largest absolute value of 32, NaN and infinity above all: their bits order as the values do.
 ER_INL float top_of(const float* v) {
-  uint32_t top = 0;
-  for (int i = 0; i < 32; i++) {
-    uint32_t b;
-    memcpy(&b, v + i, 4);
-    b &= 0x7fffffffu;
-    top = b > top ? b : top;
-  }
+  vi top = zero_i();
+  each_part([&](auto i) __attribute__((always_inline)) { top = max32(top, and_(ldi(v + i.v * R), all32(0x7fffffff))); });
+  const int32_t bits = top_lanes(top);
   float amax;
-  memcpy(&amax, &top, 4);
+  memcpy(&amax, &bits, 4);
   return amax;
 }
 ER_INL bool usable(float amax) { return amax >= 1e-36f && amax < __builtin_inff(); }
 
-// codes = round to even (v * scale), |v * scale| <= 127. Adding 1.5 * 2^23 leaves the integer in the low bits.
-ER_INL void round_codes(const float* v, float scale, int8_t* q) {
-  for (int i = 0; i < 32; i++) {
-    const float t = v[i] * scale + 12582912.0f;
-    int32_t b;
-    memcpy(&b, &t, 4);
-    q[i] = int8_t(b - 0x4b400000);
-  }
-}
-// What follows the codes of column c in a tile of C: `rec` is the block's record.
-ER_INL int store_sums(uint8_t* rec, int C, int c, const int8_t* q, float d) {
-  int s[2] = {0, 0};
-  for (int i = 0; i < 16; i++) s[0] += q[i], s[1] += q[i + 16];
-  const int zero = -8 * (s[0] + s[1]);
-  const int16_t pair[2] = {int16_t(s[0]), int16_t(s[1])};
+// Round to even for |x| < 2^22: adding 1.5 * 2^23 leaves the integer in the low bits.
+ER_INL vi rounded(vf x) { return sub32(as_int(add(x, splat_f(START_FLOAT))), all32(0x4b400000)); }
+
+// What follows the codes of column c in a tile of C: `rec` is the block's record, halves[i] sums the codes of each half.
+ER_INL int store_sums(uint8_t* rec, int C, int c, const vi* halves, float d) {
+  const int s0 = sum_lanes(halves[0]), s1 = sum_lanes(halves[1]);
+  const int32_t zero = START - 8 * (s0 + s1);
+  const int16_t pair[2] = {int16_t(s0), int16_t(s1)};
   memcpy(rec + C * 32 + c * 4, &d, 4);
   memcpy(rec + C * 40 + c * 4, &zero, 4);
   memcpy(rec + C * 44 + c * 4, pair, 4);
-  return s[0] + s[1];
+  return s0 + s1;
 }
 
-// The second digit of a block, as a record of one column; returns the sum of its values.
-ER_INL float quantize_second(const float* v, float d, const int8_t* q, uint8_t* rec) {
-  alignas(64) float rest[32];
-  for (int i = 0; i < 32; i++) rest[i] = v[i] - d * float(q[i]);
-  round_codes(rest, 254.0f / d, (int8_t*)rec);
+// codes = rounded(f(part) * scale), |f * scale| <= 127; stores codes and sums, returns the codes' sum.
+template <class F>
+ER_INL int store_codes(uint8_t* rec, int C, int c, float scale, float d, const F& value) {
+  vi halves[2] = {zero_i(), zero_i()};
+  each_part([&](auto i) __attribute__((always_inline)) {
+    const vi q = rounded(mul(value(i), splat_f(scale)));
+    st8(rec + c * 32 + i.v * R, q);
+    halves[i.v * R / 16] = add32(halves[i.v * R / 16], q);
+  });
+  return store_sums(rec, C, c, halves, d);
+}
+
+// The second digit of a block whose first was scaled by `scale`, as a record of one column; returns the sum of its values.
+ER_INL float quantize_second(const float* v, float scale, float d, uint8_t* rec) {
   const float d2 = d / 254.0f, none = 0.0f;
   memcpy(rec + 36, &none, 4);
-  return d2 * float(store_sums(rec, 1, 0, (const int8_t*)rec, d2));
+  const int sum = store_codes(rec, 1, 0, 254.0f / d, d2, [&](auto i) __attribute__((always_inline)) {
+    const vf x = ldf(v + i.v * R);
+    return add(x, mul(splat_f(-d), cvt(rounded(mul(x, splat_f(scale))))));
+  });
+  return d2 * float(sum);
 }
 
 static void quantize_q8(const float* v, int K, int C, int c, uint8_t* tile) {
@@ -99,6 +110,7 @@ static void quantize_q8(const float* v, int K, int C, int c, uint8_t* tile) {
   float squares = 0;
   for (int b = 0; b < nb; b++) {
     const float a = top_of(v + b * 32);
+    memcpy(tile + size_t(b) * size_t(C * REC) + C * 32 + c * 4, &a, 4);  // where d comes
     squares += a * a;
   }
   const float bar = 2.0f * squares / float(nb);  // NaN and infinity: no block is above
@@ -106,21 +118,20 @@ static void quantize_q8(const float* v, int K, int C, int c, uint8_t* tile) {
   int32_t n = 0;
   for (int b = 0; b < nb; b++, v += 32) {
     uint8_t* rec = tile + size_t(b) * size_t(C * REC);
-    int8_t* q = (int8_t*)rec + c * 32;
-    const float a = top_of(v);
-    float d = a / 127.0f, x = 0;
+    float a, x;
+    memcpy(&a, rec + C * 32 + c * 4, 4);
     if (usable(a)) {
-      round_codes(v, 127.0f / a, q);
+      const float scale = 127.0f / a, d = a / 127.0f;
+      x = d * float(store_codes(rec, C, c, scale, d, [&](auto i) __attribute__((always_inline)) { return ldf(v + i.v * R); }));
+      if (a * a > bar && n < K / 64) {
+        memcpy(second + 4 + 4 * n, &b, 4);
+        x += quantize_second(v, scale, d, second + second_index_bytes(K) + size_t(n++) * REC);
+      }
     } else {
-      memset(q, 0, 32);
-      d = a < 1.0f ? 0.0f : __builtin_nanf("");
-      x = d;
-    }
-    const int sum = store_sums(rec, C, c, q, d);
-    if (usable(a)) x = d * float(sum);
-    if (usable(a) && a * a > bar && n < K / 64) {
-      memcpy(second + 4 + 4 * n, &b, 4);
-      x += quantize_second(v, d, q, second + second_index_bytes(K) + size_t(n++) * REC);
+      const vi none[2] = {zero_i(), zero_i()};
+      x = a < 1.0f ? 0.0f : __builtin_nanf("");
+      memset(rec + c * 32, 0, 32);
+      store_sums(rec, C, c, none, x);
     }
     memcpy(rec + C * 36 + c * 4, &x, 4);
   }

@@ -71,6 +71,7 @@ ER_API int er_linear_run(const char* isa, int type, const uint8_t* packed, int64
   Buffer act(set->linear.act_bytes(l->act, K, M)), scratch(set->linear.scratch_bytes(K, M)), full(size_t(ldo) * size_t(M) * 4);
   if (!act.raw || !scratch.raw || !full.raw) return -3;
   set->linear.quantize(l->act, x, K, K, M, 0, M, act.p);
+  set->linear.index(l->act, act.p, K, M, scratch.p);
   l->run(packed, int(tiles), act.p, K, M, (float*)full.p, ldo, scratch.p);
   for (int m = 0; m < M; m++) memcpy(out + m * n_rows, (float*)full.p + m * ldo, size_t(n_rows) * 4);
   return 0;

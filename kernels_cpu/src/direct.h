@@ -1,24 +1,36 @@
 // direct.h: one tile x C columns over all of K, straight from the packed tile, for every quantized type.
-// Per output, in k order over blocks of 32: an exact int32 sum (sub-blocks of 16 enter times their integer scales), one fma
-// with the float scale, one more with the minimum; the second digits the same way into a sum of their own, added last. C is
-// nowhere in that, so every C and the byte kernel (gemm.h) give the same bits.
+// Per output, in k order over blocks of 32: an exact int32 sum (sub-blocks of 16 enter times their integer scales) times the
+// weights' scale, rounded; one fma with the column's scale, one more with the minimum; the second digits the same way into a
+// sum of their own, added last. C is nowhere in that, so every C and the byte kernel (gemm.h) give the same bits.
 #pragma once
 #include "act_q8.h"
 #include "dots.h"
 #include "format_k.h"
 #include "format_q32.h"
+#include "seconds.h"
 
 namespace er {
 namespace ER_ISA {
 namespace q8 {
 
-// -zero * sum, from the record's -8 * sum
-template <int ZERO>
-ER_INL vi zero_start(const uint8_t* p) {
-  if constexpr (ZERO < 0) return zero_i();
-  else if constexpr (ZERO == 3) return bci(p);
-  else return sll32<ZERO - 3>(bci(p));
+// Whether sums of a type start at START (act_q8.h). A scale of one exponent byte may be too large for it.
+template <class T, bool HALVES> constexpr bool biased() { return FUSED && !HALVES && T::SCALE != 1; }
+
+// START, if BIASED, less the zero point times the codes' sum.
+template <int ZERO, bool BIASED>
+ER_INL vi start_sum(const uint8_t* zero, const uint8_t* pair) {
+  if constexpr (ZERO == 3 && (BIASED || !START)) return bci(zero);
+  const vi start = all32(BIASED ? START : 0);
+  if constexpr (ZERO < 0) return start;
+  else return pair_dotb(start, all16(-(1 << (ZERO & 15))), pair);
 }
+// sum * d, rounded once
+template <bool BIASED>
+ER_INL vf scaled(vi sum, vf d, vf bias) {
+  if constexpr (BIASED) return fma(as_float(sum), d, bias);
+  else return mul(cvt(sum), d);
+}
+ER_INL vf bias_of(vf d) { return mul(d, splat_f(-START_FLOAT)); }
 
 // A unit of a tile as blocks of 32: where block i's codes lie and what they are multiplied with.
 //   scale(i) min(i)   floats, the minimum to be added
@@ -82,34 +94,38 @@ template <class T> struct UnitOf<T, 8> { typedef Unit8<T> type; };
 template <class T> struct UnitOf<T, 16> { typedef Unit16<T> type; };
 template <class T> using Unit = typename UnitOf<T, T::NS>::type;
 
-// f[c] += block i of the unit times column c of the record
-template <class T, int C>
-ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const uint8_t* a) {
+// f[c] += block i of the unit times column c
+template <class T, int C, class A>
+ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const A& a) {
+  constexpr bool HALVES = Unit<T>::HALVES, BIASED = biased<T, HALVES>();
   const uint8_t* v = u.u + T::HEAD + i * T::BLOCK;
   vi acc[C];
-  if constexpr (!Unit<T>::HALVES) {
-    ER_EACH acc[c] = zero_start<T::ZERO>(a + C * 40 + c * 4);
-    dots<8, T::Codes::BITS>(acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); }, a);
+  if constexpr (!HALVES) {
+    ER_EACH acc[c] = start_sum<T::ZERO, BIASED>(a.zero(c), a.pair(c));
+    dots<8, T::Codes::BITS>(acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); },
+                            [&](int c) __attribute__((always_inline)) { return a.codes(c); });
   } else {
     ER_EACH acc[c] = zero_i();
     if constexpr (!T::MIN && T::ZERO >= 0) {
       const vi z = u.pair(i);
-      ER_EACH acc[c] = pair_dotb(acc[c], z, a + C * 44 + c * 4);
+      ER_EACH acc[c] = pair_dotb(acc[c], z, a.pair(c));
     }
     dots_scaled<4, T::Codes::BITS>(
-        acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); }, a, u.mult(i, 0));
+        acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); },
+        [&](int c) __attribute__((always_inline)) { return a.codes(c); }, u.mult(i, 0));
     dots_scaled<4, T::Codes::BITS>(
-        acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v + 4>(v); }, a + 16, u.mult(i, 1));
+        acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v + 4>(v); },
+        [&](int c) __attribute__((always_inline)) { return a.codes(c) + 16; }, u.mult(i, 1));
   }
-  const vf d = u.scale(i);
-  ER_EACH f[c] = fma(cvt(acc[c]), mul(d, bcf(a + C * 32 + c * 4)), f[c]);
+  const vf d = u.scale(i), bias = BIASED ? bias_of(d) : d;
+  ER_EACH f[c] = fma(scaled<BIASED>(acc[c], d, bias), bcf(a.d(c)), f[c]);
   if constexpr (T::MIN) {
     const vf m = u.min(i);
-    if constexpr (Unit<T>::HALVES) {
+    if constexpr (HALVES) {
       const vi z = u.pair(i);
-      ER_EACH f[c] = fma(cvt(pair_dotb(zero_i(), z, a + C * 44 + c * 4)), mul(m, bcf(a + C * 32 + c * 4)), f[c]);
+      ER_EACH f[c] = fma(mul(cvt(pair_dotb(zero_i(), z, a.pair(c))), m), bcf(a.d(c)), f[c]);
     } else {
-      ER_EACH f[c] = fma(m, bcf(a + C * 36 + c * 4), f[c]);
+      ER_EACH f[c] = fma(m, bcf(a.x(c)), f[c]);
     }
   }
 }
@@ -126,46 +142,40 @@ static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_
 #pragma GCC unroll 1
     for (int i = 0; i < blocks; i++, a += C * REC) {
       prefetch<T::UNIT / Unit<T>::BLOCKS>(w + i * (T::UNIT / Unit<T>::BLOCKS));
-      add_block<T, C>(f, u, i, a);
+      add_block<T, C>(f, u, i, Tiled<C>{a});
     }
   }
   ER_EACH if (c < n) stf(out + c * ldo, f[c]);
 }
 
-// The second digits of M <= DIRECT columns, summed apart and added to the first ones. K-quants go unit by unit, so
-// that its scales are made once for all columns; the others' units open for nothing. A column's order is that of its blocks.
+// The second digits of M <= DIRECT columns, summed apart and added to the first ones; a column's order is that of its blocks.
 template <class T>
-static void add_seconds(const uint8_t* w, const uint8_t* act, int K, int C, int M, float* out, int64_t ldo) {
-  enum { BLOCKS = Unit<T>::BLOCKS };
-  alignas(64) float sum[DIRECT][R];
-  const uint8_t* index[DIRECT];
-  int32_t n[DIRECT], next[DIRECT], b, any = 0;
-  for (int m = 0; m < M; m++) {
-    index[m] = second_of(act, K, C, m);
-    memcpy(&n[m], index[m], 4);
-    next[m] = 0;
-    any |= n[m];
-    stf(sum[m], zero_f());
-  }
-  if (!any) return;
+static void add_seconds(const uint8_t* w, const Seconds& s, const uint8_t* act, int K, int M, float* out, int64_t ldo) {
+  enum { C = 4, BLOCKS = Unit<T>::BLOCKS };
+  if (!s.start[K / 32]) return;
+  alignas(64) float sum[DIRECT + 1][R];
+  for (int m = 0; m < M; m++) stf(sum[m], zero_f());
+  stf(sum[DIRECT], zero_f());
   Unit<T> u;
-  const int span = BLOCKS == 8 ? 8 : K / 32;
-  for (int b0 = 0; b0 < K / 32; b0 += span) {
-    bool open = false;
-    for (int m = 0; m < M; m++) {
-      vf f[1] = {ldf(sum[m])};
-      for (; next[m] < n[m]; next[m]++) {
-        memcpy(&b, index[m] + 4 + 4 * next[m], 4);
-        if (b >= b0 + span) break;
-        if (BLOCKS < 8 || !open) Unit<T>::open(u, w + size_t(b / BLOCKS) * T::UNIT);
-        open = true;
-        add_block<T, 1>(f, u, b % BLOCKS, index[m] + second_index_bytes(K) + size_t(next[m]) * REC);
-      }
-      stf(sum[m], f[0]);
-    }
+  int open = -1;
+  for (int b = 0; b < K / 32; b++) {
+    if (s.start[b] == s.start[b + 1]) continue;
+    if (b / BLOCKS != open) Unit<T>::open(u, w + size_t(open = b / BLOCKS) * T::UNIT);
+    each_second<C>(s, act, b, DIRECT,
+        [&](const Gathered<C>& g, const uint32_t* columns) __attribute__((always_inline)) {
+          vf f[C];
+          ER_EACH f[c] = ldf(sum[columns[c]]);
+          add_block<T, C>(f, u, b % BLOCKS, g);
+          ER_EACH stf(sum[columns[c]], f[c]);
+        },
+        [&](const Gathered<1>& g, uint32_t column) __attribute__((always_inline)) {
+          vf f[1] = {ldf(sum[column])};
+          add_block<T, 1>(f, u, b % BLOCKS, g);
+          stf(sum[column], f[0]);
+        });
   }
   for (int m = 0; m < M; m++)
-    if (n[m]) stf(out + m * ldo, add(ldf(out + m * ldo), ldf(sum[m])));
+    if (s.has[m]) stf(out + m * ldo, add(ldf(out + m * ldo), ldf(sum[m])));
 }
 
 }  // namespace q8

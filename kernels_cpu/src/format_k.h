@@ -141,7 +141,7 @@ template <int ID, int FILE_, int ZERO_, class Head_, class Codes_>
 struct FormatK {
   typedef Head_ Head;
   typedef Codes_ Codes;
-  enum { TYPE = ID, FILE = FILE_, ZERO = ZERO_, NS = Head::NS, MIN = Head::MIN };
+  enum { TYPE = ID, SCALE = 2, FILE = FILE_, ZERO = ZERO_, NS = Head::NS, MIN = Head::MIN };
   enum { HEAD = Head::BYTES, BLOCK = Codes::VEC * VB, UNIT = HEAD + 8 * BLOCK };
 };
 struct Q2_K : FormatK<10, 84, NO_ZERO, Head2, Two> {

@@ -23,7 +23,8 @@ struct Linear {
   size_t (*tile_bytes)(int K);
   // `rows` (<= tile_rows) GGUF rows, `row_bytes` apart -> one tile; missing rows decode to zero.
   void (*pack)(const uint8_t* src, size_t row_bytes, int rows, int K, uint8_t* dst);
-  // out[m * ldo + r] for r < tiles * tile_rows, m < M. `act` holds M columns as written by Linears::quantize.
+  // out[m * ldo + r] for r < tiles * tile_rows, m < M. `act` holds M columns as written by Linears::quantize, `scratch` what
+  // Linears::index made of them.
   // The bits of one output depend on its row, its column and K alone.
   void (*run)(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch);
   // Row r of a tile as float [K], the bits of the file format's dequantizer.
@@ -36,6 +37,8 @@ struct Linears {
   // Columns m0..m1 of an M-column operand; x is [M][ldx]. Columns may be written by different threads.
   void (*quantize)(Act act, const float* x, int64_t ldx, int K, int M, int m0, int m1, uint8_t* out);
   size_t (*scratch_bytes)(int K, int M);  // per thread, 64-byte aligned
+  // Once all columns are there, by each thread: what the kernels want to know of them, at the start of its scratch.
+  void (*index)(Act act, const uint8_t* columns, int K, int M, uint8_t* scratch);
 };
 
 struct FloatOps;  // float_ops.h: norms, rope, attention, glu

@@ -26,10 +26,9 @@ typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, in
 #define ER_DIRECT(k, T) {nullptr, k<T, 1>, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>}
 #endif
 
-template <class T> constexpr int unit_blocks() { return int(Unit<T>::BLOCKS); }
-
 // Kernels that differ in what is the same for them are one.
 template <class T> constexpr int block_bits() { return Unit<T>::HALVES ? scaled_bits(T::Codes::BITS) : code_bits(T::Codes::BITS); }
+template <class T> using KindOf = Kind<Unit<T>::HALVES, T::ZERO, T::MIN, block_bits<T>(), biased<T, Unit<T>::HALVES>()>;
 
 template <class T>
 struct Run {
@@ -40,18 +39,18 @@ struct Run {
   static void run(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch) {
     static const Direct kernels[DIRECT + 1] = ER_DIRECT(direct, T);
     const size_t tile = tile_bytes(K);
+    const Seconds seconds = seconds_at(scratch, K, M);
     if (M <= DIRECT) {
       const int C = tile_cols(M);
       for (int t = 0; t < tiles; t++) {
         kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M);
-        add_seconds<T>(w + size_t(t) * tile, act, K, C, M, out + int64_t(t) * R, ldo);
+        add_seconds<T>(w + size_t(t) * tile, seconds, act, K, M, out + int64_t(t) * R, ldo);
       }
       return;
     }
-    const Gemm g = {tile, unit_blocks<T>() * 32, T::UNIT, unpack_slice<T>,
-                    block<Unit<T>::HALVES, T::ZERO, T::MIN, block_bits<T>(), BLOCK_C>,
-                    block<Unit<T>::HALVES, T::ZERO, T::MIN, block_bits<T>(), 1>, slice_record<Unit<T>::HALVES>()};
-    many_columns(g, w, tiles, act, K, M, out, ldo, scratch);
+    typedef KindOf<T> Q;
+    const Gemm g = {tile, int(Unit<T>::BLOCKS) * 32, T::UNIT, unpack_slice<T>, block<Q>, second_blocks<Q>};
+    many_columns(g, w, tiles, act, K, M, out, ldo, scratch + seconds_bytes(K, M), seconds);
   }
   static constexpr Linear row() {
     if constexpr (T::NS != 0) return {T::TYPE, ACT_Q8, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>};
@@ -76,11 +75,14 @@ static const Linear* find(int type) {
 #endif
   return nullptr;
 }
-static size_t scratch_bytes(int, int M) { return gemm_scratch(M); }
+static size_t scratch_bytes(int K, int M) { return seconds_bytes(K, M) + gemm_scratch(M); }
+static void index(Act act, const uint8_t* columns, int K, int M, uint8_t* scratch) {
+  if (act == ACT_Q8) index_seconds(columns, K, M, scratch);
+}
 
 }  // namespace q8
 
-static const Linears linears = {q8::find, q8::act_bytes, q8::quantize, q8::scratch_bytes};
+static const Linears linears = {q8::find, q8::act_bytes, q8::quantize, q8::scratch_bytes, q8::index};
 
 }  // namespace ER_ISA
 }  // namespace er

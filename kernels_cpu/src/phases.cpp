@@ -10,14 +10,15 @@ bool Program::inline_prologue(const Instr& in, int n) const { return n == 1 || i
 
 int Program::tile_count(const Weight* w) { return int((w->n_rows + w->linear->tile_rows - 1) / w->linear->tile_rows); }
 
-// At least 8 chunks a thread, of 64 rows at most unless that makes more than 256.
-int Program::chunk_tiles(const Instr& in) const {
+// At least 8 chunks a thread, of 64 rows at most unless that makes more than 256. Many columns meet two tiles at a time.
+int Program::chunk_tiles(const Instr& in, int n) const {
   int tiles = 0;
-  const int n = in.epilogue == EPI_GLU ? 1 : in.n_outs;
-  for (int i = 0; i < n; i++) tiles += tile_count(in.outs[i].weight);
+  const int parts = in.epilogue == EPI_GLU ? 1 : in.n_outs;
+  for (int i = 0; i < parts; i++) tiles += tile_count(in.outs[i].weight);
   const int even = tiles / (pool_->size() * 8), most = 64 / in.outs[0].weight->linear->tile_rows;
   const int least = tiles / (pool_->size() * 256);
-  return even < 1 ? 1 : even <= most ? even : least > most ? least : most;
+  const int step = even < 1 ? 1 : even <= most ? even : least > most ? least : most;
+  return n > FEW ? (step + 1) / 2 * 2 : step;
 }
 
 bool Program::uses_act(const Instr& in, Act act) {
@@ -62,6 +63,11 @@ void Program::quantize_token(const Instr& in, int n, int t, uint8_t* const* acts
   prologue(in.pre, t, lane);
   for (int a = 0; a < N_ACTS; a++)
     if (uses_act(in, Act(a))) isa_->linear.quantize(Act(a), lane.value, 0, in.pre.width, n, t, t + 1, acts[a]);
+}
+
+void Program::index_acts(const Instr& in, int n, const uint8_t* const* acts, const Lane& lane) const {
+  for (int a = 0; a < N_ACTS; a++)
+    if (uses_act(in, Act(a))) isa_->linear.index(Act(a), acts[a], in.pre.width, n, lane.scratch);
 }
 
 void Program::private_acts(const Instr& in, int n, const Lane& lane, uint8_t** acts) const {
@@ -153,7 +159,7 @@ void Program::attend(const Instr& in, const Job& job, const Item& item, float* o
 
 void Program::linear(const Instr& in, const Job& job, int thread) {
   Lane& lane = lanes_[thread];
-  const int n = count(in, job), step = chunk_tiles(in), parts = in.epilogue == EPI_GLU ? 1 : in.n_outs;
+  const int n = count(in, job), step = chunk_tiles(in, n), parts = in.epilogue == EPI_GLU ? 1 : in.n_outs;
   const bool mine = inline_prologue(in, n);
   int first[MAX_OUTS + 1] = {0};
   for (int i = 0; i < parts; i++) first[i + 1] = first[i] + (tile_count(in.outs[i].weight) + step - 1) / step;
@@ -171,6 +177,7 @@ void Program::linear(const Instr& in, const Job& job, int thread) {
   pool_->next_phase(first[parts]);
   if (mine)
     for (int t = 0; t < n; t++) prepare(t, t % pool_->size() == thread);
+  index_acts(in, n, acts, lane);
   for (int c; (c = pool_->claim(thread)) >= 0;) {
     int which = 0;
     while (c >= first[which + 1]) which++;

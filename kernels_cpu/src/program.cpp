@@ -99,7 +99,7 @@ bool Program::reserve_scratch(int n_tokens, int n_outputs) {
     if (in.op != OP_LINEAR) continue;
     const int n = in.gathered ? n_outputs : n_tokens, few = INLINE_FLOATS / in.pre.width, own = few > FEW ? few : FEW;
     size_t rows = 0;
-    for (int o = 0; o < in.n_outs; o++) rows = max(rows, size_t(chunk_tiles(in)) * in.outs[o].weight->linear->tile_rows);
+    for (int o = 0; o < in.n_outs; o++) rows = max(rows, size_t(chunk_tiles(in, FEW + 1)) * in.outs[o].weight->linear->tile_rows);
     kernel = max(kernel, isa_->linear.scratch_bytes(in.pre.width, n));
     size_t sum = 0;
     for (int a = 0; a < N_ACTS; a++)

@@ -111,6 +111,7 @@ class Program {
   void embed_row(const Instr& in, int32_t id, float* out) const;
   void prologue(const Prologue& p, int t, Lane& lane);
   void quantize_token(const Instr& in, int n, int t, uint8_t* const* acts, Lane& lane);
+  void index_acts(const Instr& in, int n, const uint8_t* const* acts, const Lane& lane) const;
   void private_acts(const Instr& in, int n, const Lane& lane, uint8_t** acts) const;
   void run_tiles(const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo, Lane& lane);
   void linear_tiles(const Instr& in, int which, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
@@ -121,7 +122,7 @@ class Program {
   void linear(const Instr& in, const Job& job, int thread);
   void rope_kv(const Instr& in, const Job& job, int thread);
   bool inline_prologue(const Instr& in, int n) const;
-  int chunk_tiles(const Instr& in) const;
+  int chunk_tiles(const Instr& in, int n) const;
   static int tile_count(const Weight* w);
   static bool uses_act(const Instr& in, Act act);
 

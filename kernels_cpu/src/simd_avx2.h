@@ -5,7 +5,7 @@ namespace er {
 namespace ER_ISA {
 namespace q8 {
 
-enum { R = 8 };
+enum { R = 8, FUSED = 1 };
 typedef __m256i vi;
 typedef __m256 vf;
 
@@ -39,6 +39,22 @@ ER_INL vi wide_i8(const void* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((
 ER_INL vi lanes_u8(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
 ER_INL vf cvt(vi a) { return _mm256_cvtepi32_ps(a); }
 ER_INL vf as_float(vi a) { return _mm256_castsi256_ps(a); }
+ER_INL vi as_int(vf a) { return _mm256_castps_si256(a); }
+ER_INL void st8(void* p, vi v) {
+  v = _mm256_shuffle_epi8(v, _mm256_set1_epi32(0x0c080400));
+  const int half[2] = {_mm256_extract_epi32(v, 0), _mm256_extract_epi32(v, 4)};
+  memcpy(p, half, 8);
+}
+ER_INL int sum_lanes(vi v) {
+  __m128i x = _mm_add_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
+ER_INL int top_lanes(vi v) {
+  __m128i x = _mm_max_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+  x = _mm_max_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+  return _mm_cvtsi128_si32(_mm_max_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
 ER_INL vf h2f(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 ER_INL vi int_lo(vi p) { return _mm256_srai_epi32(_mm256_slli_epi32(p, 16), 16); }
 ER_INL vi int_hi(vi p) { return _mm256_srai_epi32(p, 16); }

@@ -6,7 +6,7 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { R = 16 };
-enum { SIGNED8 = 0, PAIR_SCALES = 1 };
+enum { SIGNED8 = 0, PAIR_SCALES = 1, FUSED = 1 };
 typedef __m512i vi;
 typedef __m512 vf;
 
@@ -39,6 +39,10 @@ ER_INL vi wide_i8(const void* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si25
 ER_INL vi lanes_u8(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 ER_INL vf cvt(vi a) { return _mm512_cvtepi32_ps(a); }
 ER_INL vf as_float(vi a) { return _mm512_castsi512_ps(a); }
+ER_INL vi as_int(vf a) { return _mm512_castps_si512(a); }
+ER_INL void st8(void* p, vi v) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(v)); }
+ER_INL int sum_lanes(vi v) { return _mm512_reduce_add_epi32(v); }
+ER_INL int top_lanes(vi v) { return _mm512_reduce_max_epi32(v); }
 ER_INL vf h2f(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 ER_INL vi int_lo(vi p) { return _mm512_srai_epi32(_mm512_slli_epi32(p, 16), 16); }
 ER_INL vi int_hi(vi p) { return _mm512_srai_epi32(p, 16); }

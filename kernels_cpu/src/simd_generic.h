@@ -6,7 +6,7 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { R = 4 };
-enum { SIGNED8 = 0, PAIR_SCALES = 1 };
+enum { SIGNED8 = 0, PAIR_SCALES = 1, FUSED = 0 };
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef float vf __attribute__((vector_size(16)));
 typedef int16_t vs __attribute__((vector_size(16)));
@@ -57,6 +57,16 @@ ER_INL vi wide_i8(const void* p) {
 ER_INL vi lanes_u8(const void* p) { uint8_t a[4]; memcpy(a, p, 4); return vi{a[0], a[1], a[2], a[3]}; }
 ER_INL vf cvt(vi a) { return __builtin_convertvector(a, vf); }
 ER_INL vf as_float(vi a) { return (vf)a; }
+ER_INL vi as_int(vf a) { return (vi)a; }
+ER_INL void st8(void* p, vi v) {
+  const int8_t b[4] = {int8_t(v[0]), int8_t(v[1]), int8_t(v[2]), int8_t(v[3])};
+  memcpy(p, b, 4);
+}
+ER_INL int sum_lanes(vi v) { return v[0] + v[1] + v[2] + v[3]; }
+ER_INL int top_lanes(vi v) {
+  const int a = v[0] > v[1] ? v[0] : v[1], b = v[2] > v[3] ? v[2] : v[3];
+  return a > b ? a : b;
+}
 ER_INL float half_to_f32(uint16_t h) {
   const uint32_t sign = uint32_t(h & 0x8000) << 16, body = uint32_t(h & 0x7fff) << 13;
   uint32_t b = (h & 0x7c00) == 0x7c00 ? body | 0x7f800000u : body + (112u << 23);

@@ -10,9 +10,12 @@
 //   int_lo int_hi        the same as R int32           splat_f          one float to every lane
 //   h2f                  R fp16 -> R floats       fma              x * y + z, rounded once (generic: twice)
 //   dp(a, u, x)          a + the dot product of four code bytes u with four int8 x, in each lane
+//   as_float as_int      the same bits            st8(p, v)        the low byte of each lane
+//   sum_lanes top_lanes  over R int32
 //
 // SIGNED8: codes of 8 bits are kept signed (else offset by 128). ER_ACC16: sums of products are kept in int16 for a
 // few steps (maddubs) because the set has no dot-product instruction; see dots.h. PAIR_SCALES: pair_dot is cheaper than mul_add.
+// FUSED: fma rounds once.
 #pragma once
 #include <cstddef>
 #include <cstdint>

@@ -5,7 +5,7 @@ namespace er {
 namespace ER_ISA {
 namespace q8 {
 
-enum { R = 8 };
+enum { R = 8, FUSED = 1 };
 enum { SIGNED8 = 1, PAIR_SCALES = 0 };  // SDOT is signed times signed; shorter codes are never negative
 struct vi { int32x4_t a, b; };
 struct vf { float32x4_t a, b; };
@@ -58,6 +58,10 @@ ER_INL vi lanes_u8(const void* p) {
 }
 ER_INL vf cvt(vi a) { return {vcvtq_f32_s32(a.a), vcvtq_f32_s32(a.b)}; }
 ER_INL vf as_float(vi a) { return {vreinterpretq_f32_s32(a.a), vreinterpretq_f32_s32(a.b)}; }
+ER_INL vi as_int(vf a) { return {vreinterpretq_s32_f32(a.a), vreinterpretq_s32_f32(a.b)}; }
+ER_INL void st8(void* p, vi v) { vst1_s8((int8_t*)p, vmovn_s16(vcombine_s16(vmovn_s32(v.a), vmovn_s32(v.b)))); }
+ER_INL int sum_lanes(vi v) { return vaddvq_s32(vaddq_s32(v.a, v.b)); }
+ER_INL int top_lanes(vi v) { return vmaxvq_s32(vmaxq_s32(v.a, v.b)); }
 ER_INL vf h2f(const void* p) {
   const uint16x8_t x = vld1q_u16((const uint16_t*)p);
   return {vcvt_f32_f16(vreinterpret_f16_u16(vget_low_u16(x))), vcvt_f32_f16(vreinterpret_f16_u16(vget_high_u16(x)))};

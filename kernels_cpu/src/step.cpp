@@ -20,7 +20,7 @@ int Program::cut(const Instr& in, const Job& job, Cut& c) const {
     return (all + c.step - 1) / c.step;
   }
   if (in.op != OP_LINEAR) return n;
-  c.step = chunk_tiles(in);
+  c.step = chunk_tiles(in, n);
   int total = 0;
   for (int i = 0; i < MAX_OUTS; i++) {
     if (i < (in.epilogue == EPI_GLU ? 1 : in.n_outs)) total += (tile_count(in.outs[i].weight) + c.step - 1) / c.step;
@@ -126,6 +126,7 @@ void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, ui
   private_acts(in, n, lane, acts);
   if (lane.prepared != number) {
     for (int t = 0; t < n; t++) quantize_token(in, n, t, acts, lane);
+    index_acts(in, n, acts, lane);
     lane.prepared = lane.number = number;
   }
   const int tile = (chunk - cut.first[which]) * cut.step, left = tile_count(in.outs[which].weight) - tile;
