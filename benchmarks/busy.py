@@ -10,17 +10,16 @@ library in turn, so a drift of the machine's speed touches all alike; medians ov
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _machine import machine_facts
-from cpu import Worker
+from _engines import Worker, say
+from _machine import machine_facts, read_rate
 
 LOADS = (0, 1, 2)
 
@@ -29,7 +28,9 @@ LOADS = (0, 1, 2)
 def spinning(n: int) -> Iterator[None]:
     """``n`` processes that take whatever core they get."""
     spin = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
-    busy = [subprocess.Popen(spin, stdout=subprocess.PIPE) for _ in range(n)]
+    busy = [
+        subprocess.Popen(spin, stdout=subprocess.PIPE, start_new_session=True) for _ in range(n)
+    ]
     try:
         for p in busy:
             assert p.stdout is not None
@@ -42,23 +43,27 @@ def spinning(n: int) -> Iterator[None]:
 
 
 def open_worker(path: Path, threads: int, library: str | None) -> Worker:
-    if library:
-        os.environ["EDGERUN_CPU_LIB"] = str(Path(library).resolve())
-    return Worker(sys.executable, "edgerun", path, threads, 1024)
+    env = {"EDGERUN_CPU_LIB": str(Path(library).resolve())} if library else None
+    return Worker(sys.executable, "edgerun", path, threads, 1024, env=env)
 
 
-def measure(workers: list[Worker], rounds: int, tokens: int) -> list[dict[int, list[float]]]:
-    """Tokens a second by worker and load."""
+def measure(
+    workers: Sequence[Worker], rounds: int, tokens: int, threads: int
+) -> tuple[list[dict[int, list[float]]], list[float]]:
+    """Tokens a second by worker and load, and GB/s read with no load, by round."""
     speeds: list[dict[int, list[float]]] = [{load: [] for load in LOADS} for _ in workers]
+    reads = []
     for w in workers:
         w.seconds("prefill 64")
         w.seconds("decode 8 64")
-    for _ in range(rounds):
+    for round_ in range(rounds):
+        say(f"  busy: round {round_ + 1} of {rounds}")
+        reads.append(read_rate(threads))
         for load in LOADS:
             with spinning(load):
                 for w, found in zip(workers, speeds, strict=True):
                     found[load].append(tokens / w.seconds(f"decode {tokens} 64"))
-    return speeds
+    return speeds, reads
 
 
 def main() -> None:
@@ -76,10 +81,11 @@ def main() -> None:
     workers = [open_worker(path, args.threads, x) for x in libraries]
     print(machine_facts(), f"threads {args.threads}", path.name)
     try:
-        speeds = measure(workers, args.rounds, args.tokens)
+        speeds, reads = measure(workers, args.rounds, args.tokens, args.threads)
     finally:
         for w in workers:
             w.close()
+    print(f"read {statistics.median(reads):.1f} GB/s")
     print(f"{'library':40} {'busy':>4} {'t/s':>8} {'of quiet':>9}")
     for library, found in zip(libraries, speeds, strict=True):
         quiet = statistics.median(found[0])

@@ -1,195 +1,162 @@
-"""CPU speed, edgerun beside a peer, interleaved in one run.
+"""CPU speed, edgerun beside its peers, interleaved in one run.
 
     python benchmarks/cpu.py --peer llama_cpp
-    python benchmarks/cpu.py --only smollm2 --rounds 5 --json results.json
+    python benchmarks/cpu.py --only smollm2 --peer openvino --openvino-python ov/bin/python
+    python benchmarks/cpu.py --all --peer llama_cpp --json results.json --markdown
+    python benchmarks/cpu.py --from results.json
 
-Each engine runs in its own process and waits while the other is timed. Medians over the rounds;
-``ratio`` is the median of the rounds' own ratios, which holds up when the machine's speed drifts.
-``read`` is the memory read rate measured in the same rounds: decode at batch 1 can reach at most
-``read / bytes of the weights``.
+Each engine runs in its own process and waits while another is timed. Figures are medians over the
+rounds; a ratio is the median of the rounds' own ratios, which holds up when the machine's speed
+drifts. Before each round the machine's limits are measured on as many threads: the rate at which
+memory is read, which bounds decode at batch 1, and that of int8 products, which bounds prefill.
+Ctrl-C ends the run and keeps what it has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
 import sys
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _machine import machine_facts, read_rate
+import _sections as sections
+from _engines import EngineError, Peer, say
+from _machine import machine_facts
+from _models import MODELS, TYPES
+from _report import Row, cells, from_json, line, markdown, titles, to_json
 
-HERE = Path(__file__).parent
-
-
-def _catalogue(name: str) -> Callable[[], Path]:
-    def path() -> Path:
-        from edgerun.catalog import resolve
-
-        return resolve(name).path
-
-    return path
+Section = Callable[[], Iterator[Row]]
 
 
-def _synthetic(shape: str, quant: str) -> Callable[[], Path]:
-    def path() -> Path:
-        file = Path(tempfile.gettempdir()) / f"edgerun-{shape}-{quant}.gguf"
-        if not file.exists():
-            print(f"writing {file} ...", file=sys.stderr)
-            part = file.with_suffix(".part")
-            command = [
-                sys.executable,
-                HERE / "synth_gguf.py",
-                part,
-                "--shape",
-                shape,
-                "--quant",
-                quant,
-            ]
-            subprocess.run(command, check=True)
-            part.rename(file)
-        return file
-
-    return path
-
-
-MODELS = {
-    "smollm2": ("SmolLM2-135M Q4_1", _catalogue("smollm2-135m")),
-    "gemma3": ("Gemma 3 270M Q4_K_M", _catalogue("gemma3-270m")),
-    "llama-1b": ("llama-1b shape Q4_K_M", _synthetic("llama-1b", "Q4_K_M")),
-}
-
-#: name -> (tokens counted, commands; the last one is timed)
-CASES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "prefill 512": (512, ("prefill 512",)),
-    "decode 128": (128, ("prefill 512", "decode 128 512")),
-    "8 sequences": (8 * 64, ("batch 64 8",)),
-}
-
-
-class Worker:
-    """An engine's process."""
-
-    def __init__(self, python: str, engine: str, path: Path, threads: int, n_ctx: int) -> None:
-        command = [python, str(HERE / "_worker.py"), engine, str(path), str(threads), str(n_ctx)]
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            stderr=subprocess.DEVNULL,
-        )
-        self.facts: dict[str, Any] = self._answer()
-
-    def _answer(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"{' '.join(map(str, self._process.args))} ended early")  # type: ignore[arg-type]
-        return json.loads(line)
-
-    def seconds(self, command: str) -> float:
-        assert self._process.stdin is not None
-        self._process.stdin.write(command + "\n")
-        self._process.stdin.flush()
-        return float(self._answer())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-
-@dataclass
-class Row:
-    model: str
-    case: str
-    ours: float
-    peer: float | None
-    ratio: float | None
-    spread: tuple[float, float]
-    read_gb_s: float
-
-
-def measure(title: str, path: Path, args: argparse.Namespace) -> list[Row]:
-    workers = [Worker(sys.executable, "edgerun", path, args.threads, args.ctx)]
-    if args.peer:
-        workers.append(Worker(args.peer_python, args.peer, path, args.threads, args.ctx))
-    rows = []
-    try:
-        for case, (tokens, commands) in CASES.items():
-            speeds: list[list[float]] = [[] for _ in workers]
-            reads = []
-            for round_ in range(args.rounds + 1):
-                reads.append(read_rate(args.threads))
-                for worker, out in zip(workers, speeds, strict=True):
-                    elapsed = [worker.seconds(c) for c in commands][-1]
-                    if round_:  # the first round warms up
-                        out.append(tokens / elapsed)
-            ratios = [a / b for a, b in zip(speeds[0], speeds[1], strict=True)] if args.peer else []
-            rows.append(
-                Row(
-                    title,
-                    case,
-                    statistics.median(speeds[0]),
-                    statistics.median(speeds[1]) if args.peer else None,
-                    statistics.median(ratios) if ratios else None,
-                    (min(ratios), max(ratios)) if ratios else (0.0, 0.0),
-                    statistics.median(reads),
-                )
-            )
-            print_row(rows[-1])
-    finally:
-        for worker in workers:
-            worker.close()
-    return rows
-
-
-def print_header(peer: str | None) -> None:
-    print(f"{'model':<24}{'case':<14}{'edgerun t/s':>12}", end="")
-    print(f"{peer + ' t/s':>16}{'ratio':>8}  min-max" if peer else "", f"{'read GB/s':>12}")
-
-
-def print_row(r: Row) -> None:
-    print(f"{r.model:<24}{r.case:<14}{r.ours:>12.1f}", end="")
-    if r.ratio is not None and r.peer is not None:
-        print(f"{r.peer:>16.1f}{r.ratio:>8.2f}  {r.spread[0]:.2f}-{r.spread[1]:.2f}", end="")
-    print(f"{r.read_gb_s:>12.1f}", flush=True)
-
-
-def main() -> None:
+def parse() -> argparse.Namespace:
     ap = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    ap.add_argument("--peer", choices=["llama_cpp"], help="engine to compare with")
-    ap.add_argument("--peer-python", default=sys.executable, help="a Python that has the peer")
-    ap.add_argument("--only", action="append", choices=list(MODELS), help="repeatable")
-    ap.add_argument("--threads", type=int, default=None)
-    ap.add_argument("--ctx", type=int, default=2048)
+    what = ap.add_argument_group("sections; --speed if none is named")
+    what.add_argument("--speed", action="store_true", help="prefill, decode, 8 sequences")
+    what.add_argument(
+        "--types", nargs="?", const=",".join(TYPES), metavar="TYPE,...",
+        help="decode the llama-1b shape in each type",
+    )  # fmt: skip
+    what.add_argument(
+        "--context", nargs="?", const=8192, type=int, metavar="N", help="decode behind N tokens"
+    )
+    what.add_argument("--busy", action="store_true", help="decode beside busy processes")
+    what.add_argument("--start", action="store_true", help="process start, load time and memory")
+    what.add_argument("--isa", nargs="?", const="avx2", metavar="ISA", help="SmolLM2 on another")
+    what.add_argument("--all", action="store_true", help="all of these")
+    ap.add_argument("--peer", action="append", choices=["llama_cpp", "openvino"], default=[])
+    ap.add_argument("--peer-python", default=sys.executable, help="a Python with llama_cpp")
+    ap.add_argument("--openvino-python", default=sys.executable, help="one with openvino_genai")
+    ap.add_argument("--only", action="append", choices=list(MODELS), help="a model; repeatable")
+    ap.add_argument("--threads", type=int, help="default: edgerun's own")
     ap.add_argument("--rounds", type=int, default=5)
-    ap.add_argument("--json", metavar="FILE", help="also write the rows and the machine's facts")
+    ap.add_argument(
+        "--json", metavar="FILE", help="write rows, machine and engines; kept up to date"
+    )
+    ap.add_argument(
+        "--markdown", action="store_true", help="print the results as tables at the end"
+    )
+    ap.add_argument("--from", dest="source", metavar="FILE", help="show an earlier --json instead")
     args = ap.parse_args()
-    if args.threads is None:
-        from edgerun.backends.cpu import default_threads
+    if args.rounds < 1 or (args.threads is not None and args.threads < 1):
+        ap.error("--rounds and --threads are at least 1")
+    if args.types and (unknown := set(args.types.split(",")) - set(TYPES) - {"Q4_K"}):
+        ap.error(f"--types: {', '.join(sorted(unknown))} not among {', '.join(TYPES)}, Q4_K")
+    if args.all:
+        args.speed = args.busy = args.start = True
+        args.types = args.types or ",".join(TYPES)
+        args.context, args.isa = args.context or 8192, args.isa or "avx2"
+    return args
 
-        args.threads = default_threads()
-    facts = machine_facts()
-    print(", ".join(f"{k} {v}" for k, v in facts.items()), f"threads {args.threads}", sep=", ")
-    print_header(args.peer)
-    rows: list[Row] = []
-    for name in args.only or MODELS:
-        title, path = MODELS[name]
-        rows += measure(title, path(), args)
-    if args.json:
-        data = {"machine": facts, "threads": args.threads, "rows": [vars(r) for r in rows]}
-        Path(args.json).write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+def chosen(args: argparse.Namespace, setup: sections.Setup) -> Iterator[tuple[str, Section]]:
+    other = args.types or args.context or args.busy or args.start or args.isa
+    if args.speed or not other:
+        yield "speed", lambda: sections.speed(setup)
+    if args.isa:
+        yield f"isa {args.isa}", lambda: sections.isa(setup, args.isa)
+    if args.types:
+        yield "types", lambda: sections.types(setup, args.types.split(","))
+    if args.context:
+        yield "context", lambda: sections.context(setup, args.context)
+    if args.busy:
+        yield "busy", lambda: sections.beside_busy(setup)
+    if args.start:
+        yield "start", lambda: sections.start(setup)
+
+
+class Results:
+    """Rows so far, on the screen and in ``--json``'s file."""
+
+    def __init__(self, setup: sections.Setup, file: str | None) -> None:
+        self._setup = setup
+        self._file = file
+        self._begin = time.monotonic()
+        self._facts = machine_facts()
+        self.rows: list[Row] = []
+        self.errors: list[str] = []
+        facts = {**self._facts, "threads": setup.threads}
+        print(", ".join(f"{k} {v}" for k, v in facts.items()), flush=True)
+
+    def add(self, row: Row) -> None:
+        engines = [p.engine for p in self._setup.peers]
+        heads = titles(engines)
+        if not self.rows or self.rows[-1].section != row.section:
+            print(f"\n{row.section}\n{line(heads, heads)}")
+        print(line(cells(row, engines), heads), flush=True)
+        self.rows.append(row)
+        self.write()
+
+    def write(self) -> None:
+        if self._file is None:
+            return
+        data: dict[str, Any] = {
+            "machine": self._facts,
+            "threads": self._setup.threads,
+            "rounds": self._setup.rounds,
+            "minutes": round((time.monotonic() - self._begin) / 60, 1),
+            "engines": self._setup.engines,
+            "errors": self.errors,
+            "rows": [to_json(r) for r in self.rows],
+        }
+        Path(self._file).write_text(json.dumps(data, indent=1) + "\n", "utf-8")
+
+
+def main() -> int:
+    args = parse()
+    if args.source:
+        data = json.loads(Path(args.source).read_text("utf-8"))
+        print(markdown([from_json(r) for r in data["rows"]]))
+        return 0
+    from edgerun.backends.cpu import default_threads
+
+    pythons = {"llama_cpp": args.peer_python, "openvino": args.openvino_python}
+    peers = [Peer(name, pythons[name]) for name in dict.fromkeys(args.peer)]
+    threads = args.threads or default_threads()
+    setup = sections.Setup(threads, args.rounds, peers, args.only or list(MODELS))
+    results = Results(setup, args.json)
+    try:
+        for name, section in chosen(args, setup):
+            say(f"{name}:")
+            try:
+                for row in section():
+                    results.add(row)
+            except EngineError as e:  # the other sections may do
+                results.errors.append(f"{name}: {e}")
+                say(f"{name} left unfinished: {e}")
+    except KeyboardInterrupt:
+        results.errors.append("interrupted")
+        say("interrupted")
+    results.write()
+    if args.markdown:
+        print("\n" + markdown(results.rows))
+    return 1 if results.errors else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
