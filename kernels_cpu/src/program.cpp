@@ -75,7 +75,8 @@ bool Program::reserve(int n_tokens, int n_outputs) {
   if (n_tokens <= max_tokens_ && n_outputs <= max_outputs_) return true;
   pool_->relay().quiesce();
   const size_t tokens = n_tokens > max_tokens_ ? (n_tokens > FEW ? n_tokens : FEW) : max_tokens_;
-  const size_t outputs = n_outputs > max_outputs_ ? (n_outputs > FEW ? n_outputs : FEW) : max_outputs_;
+  // Room for FEW at least, also in a step that wants none: kernels are not asked for the size of nothing.
+  const size_t outputs = n_outputs > max_outputs_ || !max_outputs_ ? (n_outputs > FEW ? n_outputs : FEW) : max_outputs_;
   max_tokens_ = max_outputs_ = 0;  // should memory run out half way
   for (int i = 0; i < n_buffers_; i++) {
     const size_t rows = i == logits_ ? outputs : tokens;

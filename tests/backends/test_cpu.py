@@ -99,6 +99,12 @@ def test_batch_invariance_of_a_real_model(open_runner, model) -> None:
     check_batch_invariance(runner, n_tokens=70)
 
 
+def test_first_step_may_want_no_logits(open_runner) -> None:
+    ids = list(range(40, 70))
+    whole, parts = (open_runner(models.smollm2(), n_ctx=64, n_pages=4) for _ in range(2))
+    assert same_bits(whole.logits(ids, start=29), parts.logits(ids, start=29, chunk=20))
+
+
 def test_long_context_crosses_a_split(open_runner) -> None:
     """2 048 tokens end a split of the attention sum; chunks and threads must not show there."""
     ids = np.random.default_rng(2).integers(0, 200, 2200).tolist()
