@@ -29,6 +29,7 @@ __all__ = [
     "RawTensor",
     "Role",
     "Rope",
+    "Taken",
     "Tensor",
     "Weight",
 ]
@@ -55,6 +56,11 @@ class RawTensor:
     type: int  # ggml type id
     shape: tuple[int, ...]  # rows first; a vector has one dimension
     data: npt.NDArray[np.uint8]
+
+
+#: Called during an upload: rows ``start`` to ``stop`` of a tensor's data will not be read again.
+#: Each row of each key is told of once; every few milliseconds in a big tensor, too.
+Taken: TypeAlias = Callable[[RawTensor, int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
@@ -260,6 +266,19 @@ class Backend(abc.ABC):
             UnsupportedModelError: no kernel for this type.
             OutOfMemoryError: it does not fit.
         """
+
+    def upload_all(
+        self, tensors: Mapping[str, tuple[RawTensor, Role]], taken: Taken | None = None
+    ) -> dict[str, Weight]:
+        """:meth:`upload` of a whole model; what ``taken`` raises ends it."""
+        weights: dict[str, Weight] = {}
+        seen: set[str] = set()
+        for name, (tensor, role) in tensors.items():
+            weights[name] = self.upload(tensor, role)
+            if taken is not None and tensor.key not in seen:
+                seen.add(tensor.key)
+                taken(tensor, 0, len(tensor.data))
+        return weights
 
     @abc.abstractmethod
     def new_kv(

@@ -8,9 +8,10 @@ depend on it beyond the last bit, and never on the other rows of a batch.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from edgerun.backends import base
 from edgerun.backends import cpu_abi as abi
 from edgerun.backends.cpu_grids import ensure_grids
 from edgerun.backends.cpu_recorder import MatrixHandle, Recorder, VectorHandle, lower
+from edgerun.backends.cpu_threads import default_threads
 from edgerun.errors import (
     BackendError,
     BackendUnavailableError,
@@ -30,24 +32,8 @@ from edgerun.errors import (
 __all__ = ["CPUBackend", "default_threads"]
 
 _F32, _F16 = 0, 1
+_SLICE = 16 << 20  # bytes of the file packed in one native call: some 10 ms
 _MAX_CPU_THREADS = 256
-
-
-def default_threads() -> int:
-    """Physical cores this process may run on, at most its cgroup's CPU quota, at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    physical = psutil.cpu_count(logical=False) or allowed or 1
-    quota = _cgroup_cpus()
-    return max(1, min(physical, allowed or 1, quota or physical))
-
-
-def _cgroup_cpus() -> int | None:
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as f:
-            quota, period = f.read().split()
-        return None if quota == "max" else max(1, int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
 
 
 class CPUBackend(base.Backend):
@@ -91,11 +77,40 @@ class CPUBackend(base.Backend):
         return {"isa": self.isa, "threads": self.threads}
 
     def upload(self, tensor: base.RawTensor, role: base.Role) -> MatrixHandle | VectorHandle:
-        key = f"{role == 'vector'}:{tensor.key}"
-        if key not in self._weights:
-            take = self._vector if role == "vector" else self._matrix
-            self._weights[key] = take(tensor)
-        return self._weights[key]
+        return self.upload_all({"": (tensor, role)})[""]
+
+    def upload_all(
+        self,
+        tensors: Mapping[str, tuple[base.RawTensor, base.Role]],
+        taken: base.Taken | None = None,
+    ) -> dict[str, MatrixHandle | VectorHandle]:
+        """All matrices go into one block of memory, interleaved on all threads in slices that are
+        small beside a model. What ``taken`` raises ends it, and nothing of this call stays."""
+        keys = {name: f"{role == 'vector'}:{t.key}" for name, (t, role) in tensors.items()}
+        fresh: dict[str, MatrixHandle | VectorHandle] = {}
+        matrices: dict[str, tuple[MatrixHandle, base.RawTensor]] = {}
+        owned: list[tuple[str, int]] = []
+        try:
+            for name, (tensor, role) in tensors.items():
+                key = keys[name]
+                if key in self._weights or key in fresh:
+                    continue
+                if role == "vector":
+                    fresh[key] = self._vector(tensor)
+                    if taken is not None:
+                        taken(tensor, 0, len(tensor.data))
+                else:
+                    matrix = self._matrix(tensor, owned)
+                    fresh[key], matrices[key] = matrix, (matrix, tensor)
+            if matrices:
+                self._place([m for m, _ in matrices.values()], owned)
+                self._pack(list(matrices.values()), taken)
+        except BaseException:
+            _free(self._so, owned)
+            raise
+        self._weights.update(fresh)
+        self._owned.extend(owned)
+        return {name: self._weights[key] for name, key in keys.items()}
 
     def _vector(self, tensor: base.RawTensor) -> VectorHandle:
         if tensor.type == _F32:
@@ -109,30 +124,73 @@ class CPUBackend(base.Backend):
         padded[: len(values)] = values
         return VectorHandle(padded.ctypes.data, len(values), padded)
 
-    def _matrix(self, tensor: base.RawTensor) -> MatrixHandle:
+    def _matrix(self, tensor: base.RawTensor, owned: list[tuple[str, int]]) -> MatrixHandle:
         n_rows, n_cols = tensor.shape
         if not self._so.er_isa_has_type(self._isa, int(tensor.type)):
             raise UnsupportedModelError(
                 f"tensor {tensor.key}: the cpu backend has no kernel for type {tensor.type}; "
                 "convert the model to a supported quantization, e.g. Q4_K_M or Q8_0"
             )
-        data = np.ascontiguousarray(tensor.data)
         no_memory = ctypes.c_int(0)
         ptr = self._so.er_weight_new(
-            self._pool, self._isa, int(tensor.type), n_rows, n_cols, data.ctypes.data,
-            data.shape[-1], ctypes.byref(no_memory),
-        )  # fmt: skip
+            self._isa, int(tensor.type), n_rows, n_cols, ctypes.byref(no_memory)
+        )
+        if no_memory.value:
+            raise OutOfMemoryError(f"no memory for tensor {tensor.key}: close other programs")
         if not ptr:
-            if no_memory.value:
-                raise OutOfMemoryError(
-                    f"no memory for tensor {tensor.key} ({data.nbytes / 1e6:.0f} MB): "
-                    "close other programs or choose a smaller model"
-                )
             raise UnsupportedModelError(
                 f"tensor {tensor.key}: {n_cols} columns do not suit type {tensor.type}"
             )
-        self._owned.append(("er_weight_free", ptr))
+        owned.append(("er_weight_free", ptr))
         return MatrixHandle(ptr, n_rows, n_cols)
+
+    def _place(self, matrices: Sequence[MatrixHandle], owned: list[tuple[str, int]]) -> None:
+        ptrs = (ctypes.c_void_p * len(matrices))(*(m.ptr for m in matrices))
+        block = self._so.er_weights_place(ptrs, len(matrices))
+        if not block:
+            size = sum(self._so.er_weight_bytes(m.ptr) for m in matrices)
+            raise OutOfMemoryError(
+                f"no memory for {size / 1e6:.0f} MB of weights: close other programs or choose a "
+                "smaller model"
+            )
+        owned.append(("er_block_free", block))
+
+    def _pack(
+        self,
+        matrices: Sequence[tuple[MatrixHandle, base.RawTensor]],
+        taken: base.Taken | None,
+    ) -> None:
+        """In the file's order; one native call packs many small tensors or a part of a big one."""
+        slices = [s for m in matrices for s in self._slices(*m)]
+        slices.sort(key=lambda s: s[0].src)
+        group: list[tuple[abi.PackPart, base.RawTensor]] = []
+        size = 0
+        for i, (part, tensor) in enumerate(slices):
+            group.append((part, tensor))
+            size += part.row_bytes * part.n_rows
+            if size < _SLICE and i + 1 < len(slices):
+                continue
+            parts = (abi.PackPart * len(group))(*(p for p, _ in group))
+            if self._so.er_weights_pack(self._pool, parts, len(group)):
+                raise OutOfMemoryError("no memory to load the weights: close other programs")
+            if taken is not None:
+                for p, t in group:
+                    taken(t, p.row, p.row + p.n_rows)
+            group.clear()
+            size = 0
+
+    def _slices(
+        self, matrix: MatrixHandle, tensor: base.RawTensor
+    ) -> Iterator[tuple[abi.PackPart, base.RawTensor]]:
+        data = tensor.data if tensor.data.flags.c_contiguous else np.ascontiguousarray(tensor.data)
+        tensor = dataclasses.replace(tensor, data=data)  # held until it is packed
+        row_bytes = data.shape[-1]
+        tile = self._so.er_weight_tile_rows(matrix.ptr)
+        step = max(1, _SLICE // (row_bytes * tile)) * tile
+        for row in range(0, len(data), step):
+            src = data.ctypes.data + row * row_bytes
+            n = min(step, len(data) - row)
+            yield abi.PackPart(matrix.ptr, src, row_bytes, row, n), tensor
 
     def new_kv(
         self, layers: Sequence[base.KVLayer], n_pages: int, kv_type: str | None = None
@@ -173,10 +231,14 @@ class CPUBackend(base.Backend):
 
 def _free_all(so: ctypes.CDLL, pool: int, owned: list[tuple[str, int]]) -> None:
     """Programs go before the pool and pages they use: last in, first out."""
+    _free(so, owned)
+    so.er_pool_free(pool)
+
+
+def _free(so: ctypes.CDLL, owned: list[tuple[str, int]]) -> None:
     for free, ptr in reversed(owned):
         getattr(so, free)(ptr)
     owned.clear()
-    so.er_pool_free(pool)
 
 
 class CPUKVPool(base.KVPool):

@@ -9,7 +9,7 @@ from functools import lru_cache
 from edgerun.errors import BackendUnavailableError
 from edgerun.native import lib
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 MAX_OUTS = 4
 
 OP_EMBED, OP_TOKENWISE, OP_LINEAR, OP_ROPE_KV, OP_ATTENTION, OP_GATHER = range(6)
@@ -43,6 +43,13 @@ class Instr(ctypes.Structure):
     ]  # fmt: skip
 
 
+class PackPart(ctypes.Structure):
+    _fields_ = [
+        ("weight", c_void_p), ("src", c_void_p),
+        ("row_bytes", c_int64), ("row", c_int64), ("n_rows", c_int64),
+    ]  # fmt: skip
+
+
 class RopeTable(ctypes.Structure):
     _fields_ = [("cs", c_void_p), ("n_pos", c_int32), ("n_rot", c_int32)]
 
@@ -64,12 +71,13 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "er_isa_has_type": (c_int, [c_void_p, c_int]),
     "er_pool_new": (c_void_p, [c_int]),
     "er_pool_free": (None, [c_void_p]),
-    "er_weight_new": (
-        c_void_p,
-        [c_void_p, c_void_p, c_int, c_int64, c_int64, c_void_p, c_size_t, POINTER(c_int)],
-    ),
+    "er_weight_new": (c_void_p, [c_void_p, c_int, c_int64, c_int64, POINTER(c_int)]),
     "er_weight_free": (None, [c_void_p]),
     "er_weight_bytes": (c_size_t, [c_void_p]),
+    "er_weight_tile_rows": (c_int, [c_void_p]),
+    "er_weights_place": (c_void_p, [POINTER(c_void_p), c_int]),
+    "er_block_free": (None, [c_void_p]),
+    "er_weights_pack": (c_int, [c_void_p, POINTER(PackPart), c_int]),
     "er_kv_new": (c_void_p, [c_int, c_int, POINTER(c_int32), POINTER(c_int32), c_int]),
     "er_kv_free": (None, [c_void_p]),
     "er_kv_page_bytes": (c_size_t, [c_void_p]),

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgerun import arch, catalog
 from edgerun.arch import Architecture, ModelConfig
-from edgerun.backends.base import PAGE_SIZE, Backend, KVPool, Program
+from edgerun.backends.base import PAGE_SIZE, Backend, KVPool, Program, RawTensor
 from edgerun.errors import (
     BackendUnavailableError,
     NotPulledError,
@@ -140,17 +140,17 @@ def _upload(
     specs = family.tensors(config)
     raw = arch.raw_tensors(family.name, specs, file)
     total = sum({t.key: t.data.nbytes for t in raw.values()}.values())
-    seen: set[str] = set()
     done = 0
-    weights: dict[str, Any] = {}
-    for name, tensor in raw.items():
-        weights[name] = backend.upload(tensor, specs[name].role)
-        if tensor.key not in seen:
-            seen.add(tensor.key)
-            done += tensor.data.nbytes
-            if progress is not None:
-                progress(done, total)
-    return weights
+
+    def taken(tensor: RawTensor, start: int, stop: int) -> None:
+        nonlocal done
+        rows = tensor.data[start:stop]
+        file.forget(rows)
+        done += rows.nbytes
+        if progress is not None:
+            progress(done, total)
+
+    return backend.upload_all({n: (t, specs[n].role) for n, t in raw.items()}, taken)
 
 
 def _token_bytes(family: Architecture, config: ModelConfig, kv_type: str) -> int:

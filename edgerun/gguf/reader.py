@@ -109,6 +109,20 @@ class GGUFFile:
         """A tensor's bytes by row: uint8 [n_rows, row_bytes]. Raises as :meth:`data`."""
         return self.data(name).reshape(self.tensors[name].n_rows, -1)
 
+    def forget(self, data: U8) -> None:
+        """Tell the system that ``data``, from :meth:`data` or :meth:`rows`, will not be read soon:
+        its pages leave this process's memory, though not the system's file cache. Views stay
+        valid; reading them again costs a page fault. Does nothing on Windows."""
+        if self._buffers is None or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        start, page = data.ctypes.data, mmap.PAGESIZE
+        for buffer in self._buffers:
+            at = start - buffer.ctypes.data
+            if 0 <= at < len(buffer):
+                first, end = -(-at // page) * page, (at + data.nbytes) // page * page
+                if end > first:
+                    _mapping(buffer).madvise(mmap.MADV_DONTNEED, first, end - first)
+
     def close(self) -> None:
         """Let go of the mapping; the system unmaps it when the last view is gone."""
         self._buffers = None
@@ -141,6 +155,14 @@ def _map(path: Path) -> U8:
         reason = getattr(e, "strerror", None) or e
         raise GGUFError(f"cannot read {printable(path)}: {printable(reason)}") from e
     return np.frombuffer(mapping, np.uint8)
+
+
+def _mapping(buffer: U8) -> mmap.mmap:
+    owner: Any = buffer.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    assert isinstance(owner, mmap.mmap)
+    return owner
 
 
 def shard_paths(path: Path, header: Header) -> list[Path]:

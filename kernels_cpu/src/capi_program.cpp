@@ -7,7 +7,7 @@
 using namespace er;
 
 // Bumped whenever a struct or signature changes, so that a stale library is noticed at load.
-ER_API int er_abi_version() { return 1; }
+ER_API int er_abi_version() { return 2; }
 
 // The instruction set `name`, or the best one for null or "". Null: not in this build or not on this machine.
 ER_API const void* er_isa(const char* name) { return name && *name ? find_isa(name) : isas()[0]; }
@@ -16,60 +16,6 @@ ER_API int er_isa_has_type(const void* isa, int type) { return static_cast<const
 
 ER_API void* er_pool_new(int threads) { return Pool::create(threads); }
 ER_API void er_pool_free(void* pool) { Pool::free(static_cast<Pool*>(pool)); }
-
-namespace {
-struct PackJob {
-  Pool* pool;
-  Weight* w;
-  const uint8_t* src;
-  size_t row_bytes;
-};
-
-void pack_all(void* ctx, int thread) {
-  const PackJob& job = *static_cast<PackJob*>(ctx);
-  const Weight& w = *job.w;
-  const Linear& l = *w.linear;
-  const int K = int(w.n_cols);
-  const size_t tile_bytes = l.tile_bytes(K);
-  const int64_t tiles = (w.n_rows + l.tile_rows - 1) / l.tile_rows;
-  const int64_t step = tiles / 256 + 1;
-  job.pool->next_phase(int((tiles + step - 1) / step));
-  for (int c; (c = job.pool->claim(thread)) >= 0;)
-    for (int64_t t = c * step; t < (c + 1) * step && t < tiles; t++) {
-      const int64_t row = t * l.tile_rows, left = w.n_rows - row;
-      l.pack(job.src + size_t(row) * job.row_bytes, job.row_bytes, int(left < l.tile_rows ? left : l.tile_rows), K,
-             w.data + size_t(t) * tile_bytes);
-    }
-}
-}  // namespace
-
-// Interleave a matrix of `n_rows` file rows. Null: no kernel for the type, or no memory (then *no_memory is 1).
-ER_API void* er_weight_new(void* pool, const void* isa, int type, int64_t n_rows, int64_t n_cols, const uint8_t* src,
-                           size_t row_bytes, int* no_memory) {
-  *no_memory = 0;
-  const Linear* l = static_cast<const Isa*>(isa)->linear.find(type);
-  if (!l || n_cols % l->block_k) return nullptr;
-  Weight* w = make<Weight>();
-  if (w) {
-    *w = {l, n_rows, n_cols, nullptr, 0};
-    w->bytes = size_t((n_rows + l->tile_rows - 1) / l->tile_rows) * l->tile_bytes(int(n_cols));
-    w->data = static_cast<uint8_t*>(alloc_pages(w->bytes + 8192));  // kernels prefetch past the end
-  }
-  if (!w || !w->data) {
-    *no_memory = 1;
-    destroy(w);
-    return nullptr;
-  }
-  PackJob job{static_cast<Pool*>(pool), w, src, row_bytes};
-  job.pool->run(pack_all, &job);
-  return w;
-}
-ER_API void er_weight_free(void* weight) {
-  Weight* w = static_cast<Weight*>(weight);
-  free_pages(w->data, w->bytes + 8192);
-  destroy(w);
-}
-ER_API size_t er_weight_bytes(const void* weight) { return static_cast<const Weight*>(weight)->bytes; }
 
 // A pool of n_pages pages; layer i has n_kv[i] heads of head_dim[i], stored as `type` (KvType).
 ER_API void* er_kv_new(int type, int n_layers, const int32_t* n_kv, const int32_t* head_dim, int n_pages) {

@@ -22,11 +22,11 @@ void free_pages(void* p, size_t) { if (p) VirtualFree(p, 0, MEM_RELEASE); }
 #else
 constexpr size_t HUGE_PAGE = size_t(2) << 20;
 
-static size_t rounded(size_t bytes) {
-  const size_t unit = bytes >= HUGE_PAGE ? HUGE_PAGE : 4096;
-  return (bytes + unit) / unit * unit;
-}
+constexpr size_t UNIT = size_t(64) << 10;  // the largest page any of these systems has
 
+static size_t rounded(size_t bytes) { return (bytes + UNIT) / UNIT * UNIT; }
+
+// The end, which fills no huge page, stays on small ones: what nobody writes to takes no memory.
 void* alloc_pages(size_t bytes) {
   const size_t n = rounded(bytes), extra = n >= HUGE_PAGE ? HUGE_PAGE : 0;
   void* p = mmap(nullptr, n + extra, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -37,7 +37,7 @@ void* alloc_pages(size_t bytes) {
     if (a + extra > b) munmap((void*)(b + n), a + extra - b);
     p = (void*)b;
 #if defined(MADV_HUGEPAGE)
-    madvise(p, n, MADV_HUGEPAGE);
+    madvise(p, n / HUGE_PAGE * HUGE_PAGE, MADV_HUGEPAGE);
 #endif
   }
   return p;

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -211,3 +212,27 @@ def test_paths(tmp_path: Path) -> None:
     odd.mkdir()
     with GGUFFile.open(str(gb.write(odd / "m m.gguf", {"a": 1}))) as f:
         assert f.get_int("a") == 1
+
+
+def file_pages() -> int:
+    """Bytes of mapped files in this process's memory."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(x.split()[1]) for x in lines if x.startswith("RssFile")) * 1024
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_forgotten_pages_leave_memory_and_can_be_read_again(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).standard_normal((3, 1 << 20)).astype(np.float32)
+    tensors = [gb.tensor(f"t{i}", v) for i, v in enumerate(values)]
+    with GGUFFile.open(gb.write(tmp_path / "m.gguf", {"a": 1}, tensors)) as f:
+        views = [f.rows(f"t{i}") for i in range(3)]
+        assert [v.view(np.float32).tobytes() for v in views] == [v.tobytes() for v in values]
+        full = file_pages()
+        f.forget(views[1])
+        f.forget(views[2][:, : 1 << 21])
+        assert full - file_pages() == pytest.approx(6 << 20, abs=1 << 18)
+        f.forget(values.view(np.uint8))  # not of this file
+        f.forget(views[0][:, :10])  # no whole page
+        assert [v.view(np.float32).tobytes() for v in views] == [v.tobytes() for v in values]
+    f.forget(views[0])  # closed
+    assert views[0].view(np.float32).tobytes() == values[0].tobytes()
