@@ -8,6 +8,7 @@ namespace er {
 
 constexpr int PAGE = 32;         // tokens in a KV page; base.py's PAGE_SIZE
 constexpr int SPLIT_PAGES = 64;  // pages summed before a merge: part of the numeric contract
+constexpr int TILE = 64;         // queries of a KV head that attention takes at a time
 
 enum Glu : int { GLU_SILU = 1, GLU_GELU = 2 };
 enum KvType : int { KV_F16 = 0, KV_F32 = 1 };
@@ -37,6 +38,8 @@ struct AttnJob {
   int window;                // 0: none
   float scale, softcap;
   uint8_t* scratch;          // 64-byte aligned, attn_scratch bytes
+  float* parts;              // not null: compute `split` alone and leave it here, [q1 - q0][part_floats], instead of in out
+  int split;
 };
 
 struct FloatOps {
@@ -50,7 +53,7 @@ struct FloatOps {
   void (*rope)(const float* x, int head_dim, int n_rot, bool interleaved, const float* cs, float* out);
   // Slot `t` of a page. k: [head_dim], v: [head_dim].
   void (*write_kv)(const KvShape& s, uint8_t* page, int kv_head, int t, const float* k, const float* v);
-  size_t (*attn_scratch)(int head_dim, int group);
+  size_t (*attn_scratch)(int head_dim);
   void (*attention)(const AttnJob& job);
 };
 

@@ -93,7 +93,7 @@ static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 
 // Sizes grow with the columns from 16 on (act_q8.h), so those of the most columns cover all.
 bool Program::reserve_scratch(int n_tokens, int n_outputs) {
-  size_t kernel = isa_->ops->attn_scratch(max_head_dim_, max_group_), acts[N_ACTS] = {}, mine = 0, glu = 0;
+  size_t kernel = isa_->ops->attn_scratch(max_head_dim_), acts[N_ACTS] = {}, mine = 0, glu = 0;
   size_t result = max(max_width_, FEW * size_t(max_heads_width_));
   for (int i = 0; i < n_code_; i++) {
     const Instr& in = code_[i];

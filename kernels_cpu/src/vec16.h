@@ -32,6 +32,11 @@ ER_INL v16 round_even(v16 x) { return {_mm512_roundscale_ps(x.a, _MM_FROUND_TO_N
 ER_INL v16 pow2i(v16 n) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n.a), _mm512_set1_epi32(127)), 23))};
 }
+ER_INL v16 times_pow2(v16 x, v16 n) { return {_mm512_scalef_ps(x.a, n.a)}; }
+ER_INL v16 within(v16 x, int lo, int hi, v16 other) {
+  return {_mm512_mask_blend_ps(__mmask16((1u << hi) - (1u << lo)), other.a, x.a)};
+}
+ER_INL float max16(v16 x) { return _mm512_reduce_max_ps(x.a); }
 ER_INL v16 load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 ER_INL void store_f16(uint16_t* p, v16 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); }
 ER_INL v16 load_bf16(const uint16_t* p) {
@@ -55,6 +60,19 @@ ER_INL __m256 pow2i8(__m256 n) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
 }
 ER_INL v16 pow2i(v16 n) { return {pow2i8(n.a), pow2i8(n.b)}; }
+ER_INL v16 times_pow2(v16 x, v16 n) { return mul(x, pow2i(n)); }
+ER_INL __m256 within8(__m256 x, int lo, int hi, __m256 other) {
+  const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i out = _mm256_or_si256(_mm256_cmpgt_epi32(_mm256_set1_epi32(lo), i), _mm256_cmpgt_epi32(i, _mm256_set1_epi32(hi - 1)));
+  return _mm256_blendv_ps(x, other, _mm256_castsi256_ps(out));
+}
+ER_INL v16 within(v16 x, int lo, int hi, v16 other) { return {within8(x.a, lo, hi, other.a), within8(x.b, lo - 8, hi - 8, other.b)}; }
+ER_INL float max16(v16 x) {
+  const __m256 a = _mm256_max_ps(x.a, x.b);
+  __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  b = _mm_max_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
 ER_INL v16 load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
@@ -81,6 +99,17 @@ ER_INL v16 vmin(v16 x, v16 y) { ER_4(vbslq_f32(vcltq_f32(x.v[i], y.v[i]), x.v[i]
 ER_INL v16 fma(v16 x, v16 y, v16 z) { ER_4(vfmaq_f32(z.v[i], x.v[i], y.v[i])); }
 ER_INL v16 round_even(v16 x) { ER_4(vrndnq_f32(x.v[i])); }
 ER_INL v16 pow2i(v16 n) { ER_4(vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n.v[i]), vdupq_n_s32(127)), 23))); }
+ER_INL v16 times_pow2(v16 x, v16 n) { return mul(x, pow2i(n)); }
+ER_INL v16 within(v16 x, int lo, int hi, v16 other) {
+  const int32x4_t first = {0, 1, 2, 3};
+  v16 r;
+  for (int i = 0; i < 4; i++) {
+    const int32x4_t at = vaddq_s32(first, vdupq_n_s32(4 * i));
+    r.v[i] = vbslq_f32(vandq_u32(vcgeq_s32(at, vdupq_n_s32(lo)), vcltq_s32(at, vdupq_n_s32(hi))), x.v[i], other.v[i]);
+  }
+  return r;
+}
+ER_INL float max16(v16 x) { return vmaxvq_f32(vmaxq_f32(vmaxq_f32(x.v[0], x.v[1]), vmaxq_f32(x.v[2], x.v[3]))); }
 ER_INL v16 load_f16(const uint16_t* p) { ER_4(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p + 4 * i)))); }
 ER_INL void store_f16(uint16_t* p, v16 x) {
   for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i])));
@@ -116,6 +145,12 @@ ER_INL v16 pow2i(v16 n) {
   for (int i = 0; i < 16; i++) { int32_t b = (int32_t(n.v[i]) + 127) << 23; memcpy(&r.v[i], &b, 4); }
   return r;
 }
+ER_INL v16 times_pow2(v16 x, v16 n) { return mul(x, pow2i(n)); }
+ER_INL v16 within(v16 x, int lo, int hi, v16 other) { ER_16(i >= lo && i < hi ? x.v[i] : other.v[i]); }
+ER_INL float max16(v16 x) {
+  for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) x.v[i] = x.v[i] > x.v[i + w] ? x.v[i] : x.v[i + w];
+  return x.v[0];
+}
 ER_INL v16 load_bf16(const uint16_t* p) {
   v16 r;
   for (int i = 0; i < 16; i++) { uint32_t b = uint32_t(p[i]) << 16; memcpy(&r.v[i], &b, 4); }
@@ -147,15 +182,13 @@ ER_INL void store_f16(uint16_t* p, v16 x) { for (int i = 0; i < 16; i++) p[i] = 
 #undef ER_16
 #endif
 
+// times_pow2: x * 2^n for integral n, exact where nothing over- or underflows. within: lanes lo..hi (0 <= lo <= hi <= 16) of x,
+// the rest of `other`. max16 leaves open what it makes of NaN and of zeros of both signs: its readers must not care.
+
 // The one order in which sixteen lanes become a sum: halves, quarters, eighths.
 ER_INL float sum16(v16 x) {
   alignas(64) float t[16]; store(t, x);
   for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) t[i] += t[i + w];
-  return t[0];
-}
-ER_INL float max16(v16 x) {
-  alignas(64) float t[16]; store(t, x);
-  for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) t[i] = t[i] > t[i + w] ? t[i] : t[i + w];
   return t[0];
 }
 // The first n < 16 floats, the rest zero.
