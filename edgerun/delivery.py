@@ -6,7 +6,7 @@ import contextlib
 import os
 import queue
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, TypeVar
 
 from edgerun.core import (
@@ -51,14 +51,15 @@ class Delivery:
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
 
-    def push(self, token: Sampled) -> bool:
-        text = self._detok.push(token.token_id)
-        self._ids.append(token.token_id)
-        if token.logprob is not None:
-            self._logprobs.append(self._logprob(token))
+    def push(self, tokens: Sequence[Sampled]) -> tuple[int, bool]:
+        text, kept = self._detok.feed([t.token_id for t in tokens])
+        for token in tokens[:kept]:
+            self._ids.append(token.token_id)
+            if token.logprob is not None:
+                self._logprobs.append(self._logprob(token))
         if text:
             self._send(Chunk(text=text))
-        return self._detok.stopped
+        return kept, self._detok.stopped
 
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
         text = self._detok.flush()

@@ -100,9 +100,9 @@ class LLM:
         self.name: str = resolved.name
         self._templates: dict[bool, ChatTemplate] = {}
         self._template_lock = threading.Lock()
-        engine = Engine(
-            self._model.program, self._model.kv.n_pages, PAGE_SIZE, Limits(max_rows=max_batch)
-        )
+        kv = self._model.kv
+        limits = Limits(max_rows=max_batch)
+        engine = Engine(self._model.program, kv.n_pages, PAGE_SIZE, limits, copy_page=kv.copy_page)
         # The worker's thread frees the backend, after its last step: nothing else may.
         at_end = opened.close if opened is not None else partial(_keep, used)
         self._worker = Worker(engine, at_end)

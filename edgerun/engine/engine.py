@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 import time
+from collections.abc import Callable
 
 from edgerun.backends.base import F32, Batch, Program
 from edgerun.core import FinishReason
-from edgerun.engine.pages import PagePool
+from edgerun.engine.admission import Pager
+from edgerun.engine.draft_source import Widths, whole_drafts
+from edgerun.engine.pages import Match, PagePool
+from edgerun.engine.rows import Row, add_drafts, feed
 from edgerun.engine.scheduler import Demand, Limits, plan
 from edgerun.engine.sequence import Sequence
-from edgerun.errors import OutOfMemoryError
+from edgerun.errors import ContextLengthError, GenerationError
 
 __all__ = ["Engine"]
 
 log = logging.getLogger(__name__)
+
+#: Waiting sequences looked at in one step. Those behind them wait in turn.
+_LOOK = 4
+#: Seconds a sequence that finds no pages lets others overtake it.
+_PATIENCE = 5.0
 
 
 class Engine:
@@ -24,19 +34,41 @@ class Engine:
         program: the model, bound to a KV pool of ``n_pages`` pages.
         n_pages, page_size: the pool's shape.
         limits: bounds of a step.
+        copy_page: copies a page of that pool, ``(source, destination)``.
+        widths: how many draft tokens each row verifies, for sequences that have a drafter.
     """
 
     def __init__(
-        self, program: Program, n_pages: int, page_size: int, limits: Limits | None = None
+        self,
+        program: Program,
+        n_pages: int,
+        page_size: int,
+        limits: Limits | None = None,
+        *,
+        copy_page: Callable[[int, int], None],
+        widths: Widths = whole_drafts,
     ) -> None:
         self.program = program
         self.pool = PagePool(n_pages, page_size)
+        self.pager = Pager(self.pool, copy_page)
         self.limits = limits or Limits()
-        self.sequences: list[Sequence] = []  # in order of arrival
+        self.widths = widths
+        self.sequences: list[Sequence] = []  # the foremost first
         self.n_steps = 0
 
     def add(self, sequence: Sequence) -> None:
-        self.sequences.append(sequence)
+        """Take a sequence in, or tell its sink at once that it can never fit."""
+        size = self.pool.n_pages * self.pool.page_size
+        if sequence.n_prompt > size - (sequence.max_tokens > 0):
+            self._tell(sequence, ContextLengthError(sequence.n_prompt, size))
+            return
+        if sequence.leader is not None:
+            if sequence.leader in self.sequences and not sequence.leader.n_generated:
+                sequence.leader.leads = True
+            else:
+                sequence.leader = None  # it has gone, or gone on: the prompt's pages are cached
+        feed(sequence, sequence.ids)
+        bisect.insort(self.sequences, sequence, key=lambda s: s.rank)
 
     @property
     def idle(self) -> bool:
@@ -47,24 +79,31 @@ class Engine:
         self._drop_cancelled()
         rows = self._schedule()
         if not rows:
-            self._unstick()
             return
+        add_drafts(rows, self.limits.max_draft, self.widths, self.pager.reserve)
         try:
-            logits = self.program.run(Batch.pack([_row(s, n) for s, n in rows]))
+            logits = self.program.run(Batch.pack([r.pack() for r in rows]))
         except Exception as e:  # whatever it was, sequences outside this batch go on
-            for s, _ in rows:
-                self._fail(s, e)
+            for r in rows:
+                self._fail(r.sequence, e, keep=False)
             return
         self.n_steps += 1
         out = 0
-        for s, n in rows:
-            done = n == s.pending
-            s.n_past += n
-            if done and s.max_tokens == 0:
+        for r in rows:
+            s = r.sequence
+            s.n_past += r.n
+            self.pager.note(s)
+            if s.pending:
+                continue
+            got = logits[out : out + 1 + len(r.draft)] if r.wants else logits[:0]
+            out += len(got)
+            followers = self._followers(s, r.wants)
+            for t in followers:  # before the leader, which may end and give up its pages
+                self._sample(t, got, ())
+            if r.wants:
+                self._sample(s, got, r.draft)
+            else:
                 self._finish(s, FinishReason.LENGTH)
-            elif done:
-                self._sample(s, logits[out])
-                out += 1
 
     def fail_all(self, error: Exception) -> None:
         for s in list(self.sequences):
@@ -76,46 +115,95 @@ class Engine:
         for s in self.sequences:
             if s.n_past > len(s.pages) * self.pool.page_size:
                 raise AssertionError(f"{s.n_past} tokens in {len(s.pages)} pages")
+            if s.leader is not None and s.leader not in self.sequences:
+                raise AssertionError("a sequence waits for one that has gone")
+        ranks = [s.rank for s in self.sequences]
+        if ranks != sorted(ranks):
+            raise AssertionError("the sequences are out of order")
 
-    def _schedule(self) -> list[tuple[Sequence, int]]:
-        demands = [Demand(s.pending, s.n_past, len(s.pages)) for s in self.sequences]
-        p = plan(demands, self.limits, self.pool.n_free, self.pool.page_size)
-        for i in p.preempt:  # recompute later: its tokens are kept, its cache is not
-            s = self.sequences[i]
-            self._release(s)
-            s.n_past = 0
+    # -- scheduling ---------------------------------------------------------------------------
+
+    def _schedule(self) -> list[Row]:
+        """The rows of the next step, with pages for their pending tokens."""
+        now = time.perf_counter()
+        asking: list[tuple[Sequence, Match | None]] = []
+        demands: list[Demand] = []
+        for s, match in self._asking():
+            asking.append((s, match))
+            demands.append(self.pager.demand(s, match, now - s.created < _PATIENCE))
+        busy = any(d.generating for d in demands)
+        budget = self.limits.busy_budget if busy else self.limits.budget
+        p = plan(demands, self.limits.max_rows, budget, self.pool.n_free, self.pool.page_size)
+        for i in p.preempt:  # computed again later: the tokens stay, and the pages while they can
+            self.pager.release(asking[i][0])
+        taken = [(s, m, n) for (s, m), n in zip(asking, p.take, strict=True) if n]
+        self.pager.enter((s, m) for s, m, _ in taken if m is not None)
         rows = []
-        for s, n in zip(list(self.sequences), p.take, strict=True):
-            if n == 0:
-                continue
-            need = self.pool.pages_for(s.n_past + n) - len(s.pages)
-            if need > 0:
-                s.pages += self.pool.allocate(need)
-            s.started = s.started or time.perf_counter()
-            rows.append((s, n))
+        for s, _, n in taken:
+            self.pager.grow(s, n)
+            s.started = s.started or now
+            rows.append(Row(s, n))
+        if not rows and not p.preempt and asking:
+            self._give_up(asking[0][0])
         return rows
 
-    def _unstick(self) -> None:
-        """Fail the oldest sequence if even alone it gets no page, rather than wait for ever."""
-        if self.sequences:
-            s = self.sequences[0]
-            size = self.pool.n_pages * self.pool.page_size
-            self._fail(
-                s,
-                OutOfMemoryError(
-                    f"the sequence has {len(s.ids)} tokens but the KV pool holds {size}: "
-                    "load the model with a larger n_ctx"
-                ),
-            )
+    def _asking(self) -> list[tuple[Sequence, Match | None]]:
+        """Who asks for a part of the next step, in order; those without pages with their match.
 
-    def _sample(self, s: Sequence, logits: F32) -> None:
+        Whoever would compute a page that one before it is about to compute waits for that.
+        """
+        found: list[tuple[Sequence, Match | None]] = []
+        coming: set[bytes] = set()
+        looks = _LOOK
+        for s in self.sequences:
+            if s.leader is not None:
+                continue
+            match = None
+            if not s.pages:
+                if not looks:
+                    continue
+                match = self.pager.match(s)
+                at = len(match.nodes)
+                if at < len(s.digests) and s.digests[at] in coming:
+                    continue
+                looks -= 1
+            found.append((s, match))
+            if s.pending > 1:
+                coming.update(s.digests[s.n_past // self.pool.page_size :])
+        return found
+
+    def _give_up(self, s: Sequence) -> None:
+        """The foremost sequence fills the pool alone: end it, rather than wait for ever."""
+        self._finish(s, FinishReason.LENGTH)
+
+    # -- results ------------------------------------------------------------------------------
+
+    def _followers(self, leader: Sequence, sampled: bool) -> list[Sequence]:
+        """Those who waited for this prompt and may sample behind it, now with its pages."""
+        if not leader.leads:
+            return []
+        leader.leads = False
+        found = [s for s in self.sequences if s.leader is leader]
+        for s in found:
+            s.leader = None  # if nothing is sampled, it finds the prompt cached
+            if sampled:
+                self.pager.share(leader, s)
+        return found if sampled else []
+
+    def _sample(self, s: Sequence, logits: F32, draft: tuple[int, ...]) -> None:
+        before = len(s.ids)
         try:
-            reason = s.accept(s.sampler.sample(logits))
+            reason = s.accept(logits, draft)
         except Exception as e:  # NaN logits, or a sink that broke: this request's trouble alone
-            self._fail(s, e)
+            self._fail(s, e, keep=not isinstance(e, GenerationError))
             return
+        feed(s, s.ids[before:])
+        self.pager.note(s)
         if reason is not None:
             self._finish(s, reason)
+        elif s.n_ctx and len(s.ids) >= s.n_ctx:
+            self.pager.release(s)
+            s.shift()
 
     def _drop_cancelled(self) -> None:
         for s in [s for s in self.sequences if s.cancelled]:
@@ -128,8 +216,9 @@ class Engine:
         except Exception as e:
             self._tell(s, e)
 
-    def _fail(self, s: Sequence, error: Exception) -> None:
-        self._remove(s)
+    def _fail(self, s: Sequence, error: Exception, keep: bool = True) -> None:
+        """End ``s`` with an error; without ``keep`` nobody uses what it computed."""
+        self._remove(s, keep)
         self._tell(s, error)
 
     def _tell(self, s: Sequence, error: Exception) -> None:
@@ -138,16 +227,11 @@ class Engine:
         except Exception:  # nobody is left to hear it
             log.exception("a request's sink failed while it was told of %r", error)
 
-    def _remove(self, s: Sequence) -> None:
-        self._release(s)
+    def _remove(self, s: Sequence, keep: bool = True) -> None:
+        self.pager.release(s, keep)
         self.sequences.remove(s)
-
-    def _release(self, s: Sequence) -> None:
-        self.pool.release(s.pages)
-        s.pages = []
-
-
-def _row(s: Sequence, n: int) -> tuple[list[int], int, list[int], list[int]]:
-    """The next ``n`` tokens of ``s`` as a batch's row; logits only where one is sampled."""
-    wanted = n == s.pending and s.max_tokens > 0
-    return s.ids[s.n_past : s.n_past + n], s.n_past, s.pages, [n - 1] if wanted else []
+        if s.leads:  # its prompt is not computed: the first follower leads on
+            followers = [x for x in self.sequences if x.leader is s]
+            for x in followers:
+                x.leader = followers[0] if x is not followers[0] else None
+                x.leads = x is followers[0]

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from edgerun.backends.base import F32
 from edgerun.core import FinishReason, SamplingParams, Timings, Usage
+from edgerun.engine.draft_source import Drafter
+from edgerun.engine.prefix import Node
 from edgerun.engine.sampling import Sampled, Sampler
+from edgerun.engine.scheduler import rank
 
 __all__ = ["Sequence", "Sink"]
 
@@ -15,8 +20,12 @@ __all__ = ["Sequence", "Sink"]
 class Sink(Protocol):
     """Where a sequence's tokens go. Called on the engine's thread; must not block."""
 
-    def push(self, token: Sampled) -> bool:
-        """Take the next token; True if a stop string ended the text with it."""
+    def push(self, tokens: Items[Sampled]) -> tuple[int, bool]:
+        """Take the next tokens, one or more.
+
+        Returns how many of them are kept and whether the text ends with the last one kept: a stop
+        string may be complete before the tokens are.
+        """
         ...
 
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None: ...
@@ -26,13 +35,24 @@ class Sink(Protocol):
 
 @dataclass(eq=False)
 class Sequence:
-    """Token ids, how many of them are in the cache, and where.
+    """Token ids, how many of them are computed, and where.
 
     Attributes:
         ids: prompt and generated tokens; at least one.
-        n_prompt: how many of ``ids`` are the prompt.
+        n_prompt: how many tokens the prompt had.
         max_tokens: most tokens to generate, context already considered; 0 = compute the prompt.
+        priority: see :func:`~edgerun.engine.scheduler.rank`.
+        n_ctx: where ``ids`` reach this many, the oldest are dropped; 0 = never. See :meth:`shift`.
+        n_keep: leading tokens that are never dropped.
+        drafter: guesses tokens, or None.
+        leader: the sequence whose prompt this one shares, until that is computed; then None.
         n_past: tokens whose K and V are in ``pages``.
+        n_known: leading pages that were offered to the prefix index.
+        node: the last of them; None if this text cannot be cached.
+        digests: of the full pages of ``ids``, as far as they were needed.
+        n_cached: prompt tokens that came from the cache; None until it has entered.
+        n_generated: tokens the sink has kept.
+        leads: others may wait for this one's prompt.
     """
 
     ids: list[int]
@@ -41,9 +61,20 @@ class Sequence:
     sink: Sink
     max_tokens: int
     eog_ids: frozenset[int] = frozenset()
+    priority: int = 0
+    n_ctx: int = 0
+    n_keep: int = 0
+    drafter: Drafter | None = None
+    leader: Sequence | None = None
     n_past: int = 0
     pages: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)
+    node: Node | None = None
+    n_known: int = 0
+    n_cached: int | None = None
+    n_generated: int = 0
     cancelled: bool = False
+    leads: bool = False
     created: float = field(default_factory=time.perf_counter)
     started: float = 0.0
     first_token: float = 0.0
@@ -60,23 +91,76 @@ class Sequence:
         return len(self.ids) - self.n_past
 
     @property
-    def n_generated(self) -> int:
-        return len(self.ids) - self.n_prompt
+    def rank(self) -> float:
+        """Its place among others, the smallest first."""
+        return rank(self.created, self.priority)
 
-    def accept(self, sampled: Sampled) -> FinishReason | None:
-        """Hand a sampled token to the sink and decide whether the sequence ends with it."""
+    @property
+    def room(self) -> int:
+        """Tokens that may still come before it ends or drops some."""
+        left = self.max_tokens - self.n_generated
+        return min(left, self.n_ctx - len(self.ids)) if self.n_ctx else left
+
+    def sample(
+        self, logits: F32, draft: Items[int] = ()
+    ) -> tuple[list[Sampled], bool, Exception | None]:
+        """Sample behind the last token, and on while the samples are what was drafted.
+
+        Args:
+            logits: float32 [1 + len(draft), n_vocab], behind the last token and each of ``draft``.
+
+        Returns the tokens, whether the model ended the text after them, and what went wrong after
+        them.
+        """
+        out: list[Sampled] = []
+        for j in range(len(draft) + 1):
+            try:
+                sampled = self.sampler.sample(logits[j])
+                if sampled.token_id in self.eog_ids and not self.params.ignore_eos:
+                    return out, True, None
+                self.sampler.accept(sampled.token_id)
+            except Exception as e:  # NaN logits: this request's trouble alone
+                return out, False, e
+            out.append(sampled)
+            if j == len(draft) or sampled.token_id != draft[j]:
+                break
+        return out, False, None
+
+    def accept(self, logits: F32, draft: Items[int] = ()) -> FinishReason | None:
+        """Sample, hand the tokens to the sink, keep what it keeps; why the sequence ends, if so.
+
+        The arguments are :meth:`sample`'s. ``draft`` was computed behind the last token.
+
+        Raises:
+            Exception: sampling or the sink failed.
+        """
+        out, ended, error = self.sample(logits, draft)
         if not self.first_token:
             self.first_token = time.perf_counter()
-        if sampled.token_id in self.eog_ids and not self.params.ignore_eos:
-            return FinishReason.STOP
-        self.ids.append(sampled.token_id)
-        self.sampler.accept(sampled.token_id)
-        if self.sink.push(sampled):
+        if out:
+            kept, stopped = self.sink.push(out)
+            said = [s.token_id for s in out[:kept]]
+            self.ids += said
+            self.n_generated += kept
+            self.n_past += sum(1 for a, b in zip(said, draft, strict=False) if a == b)
+            if stopped:
+                return FinishReason.STOP
+        if error is not None:
+            raise error
+        if ended:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.n_generated >= self.max_tokens else None
 
+    def shift(self) -> None:
+        """Drop the older half of what may be dropped. The rest is computed again: K and V hold
+        their positions, and those of earlier tokens."""
+        keep = min(self.n_keep, len(self.ids) - 1)
+        half = max(1, (len(self.ids) - keep) // 2)
+        del self.ids[keep : keep + half]
+        self.digests.clear()
+
     def usage(self) -> Usage:
-        return Usage(prompt_tokens=self.n_prompt, completion_tokens=self.n_generated)
+        return Usage(self.n_prompt, self.n_generated, self.n_cached or 0)
 
     def timings(self) -> Timings:
         now = time.perf_counter()
@@ -86,6 +170,6 @@ class Sequence:
             queued=started - self.created,
             prefill=first - started,
             decode=now - first,
-            prefill_tokens=self.n_prompt,
+            prefill_tokens=self.n_prompt - (self.n_cached or 0),
             decode_tokens=max(0, self.n_generated - 1),
         )

@@ -3,45 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from helpers.fake_program import FakeProgram, ListSink, greedy, logits_of, sequence
+from helpers.fake_program import (
+    FakeProgram,
+    ListSink,
+    alone,
+    drain,
+    engine,
+    greedy,
+    logits_of,
+    sequence,
+    sink_of,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from edgerun.backends.base import Batch
 from edgerun.core import FinishReason, Timings, Usage
-from edgerun.engine import Engine, Limits
+from edgerun.engine import Limits
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.sampling import Sampled
-from edgerun.errors import BackendError, GenerationError, OutOfMemoryError
+from edgerun.errors import BackendError, ContextLengthError, GenerationError
 
 CTX = 48
-
-
-def engine(
-    n_pages: int = 64,
-    page_size: int = 4,
-    limits: Limits | None = None,
-    program: FakeProgram | None = None,
-) -> Engine:
-    return Engine(program or FakeProgram(n_pages, page_size), n_pages, page_size, limits)
-
-
-def drain(e: Engine, most: int = 2000) -> None:
-    for _ in range(most):
-        if e.idle:
-            return
-        e.step()
-        e.check()
-    raise AssertionError(f"not idle after {most} steps")
-
-
-def sink_of(s: EngineSequence) -> ListSink:
-    assert isinstance(s.sink, ListSink)
-    return s.sink
 
 
 @dataclass(frozen=True)
@@ -103,19 +91,15 @@ def test_any_load_gives_each_request_what_it_gets_alone(
             break
     assert e.pool.n_free == e.pool.n_pages
     for i, (a, s) in enumerate(zip(asks, sequences, strict=True)):
-        alone = a.sequence(seed=i)
-        fresh = engine()
-        fresh.add(alone)
-        drain(fresh)
-        got, want = sink_of(s), sink_of(alone)
-        assert want.ended.is_set()
+        got = sink_of(s)
+        want = alone(a.prompt, s.max_tokens, i, temperature=a.temperature)
         if got.reason is FinishReason.ABORT:
             assert a.cancel is not None
             assert got.ids == want.ids[: len(got.ids)]
         else:
-            assert (got.ids, got.reason, got.usage) == (want.ids, want.reason, want.usage)
-            if a.temperature == 0:
-                assert (got.ids, got.reason) == greedy(a.prompt, s.max_tokens)
+            assert (got.ids, got.reason) == (want.ids, want.reason)
+            assert got.usage == Usage(len(a.prompt), len(want.ids), s.n_cached)
+            assert got.usage.cached_tokens < len(a.prompt)
 
 
 def test_a_tight_pool_does_preempt() -> None:
@@ -139,7 +123,7 @@ def test_chunks_respect_the_budgets() -> None:
     for _ in range(3):
         e.step()
     assert program.widths == [(1, 20), (1, 20), (1, 10)]
-    e.add(sequence(range(1, 31), 2))
+    e.add(sequence(range(31, 61), 2))
     e.step()
     assert program.widths[-1] == (2, 8)  # one generated token and seven of the new prompt
 
@@ -161,7 +145,7 @@ class Poisoned(FakeProgram):
     """NaN logits for every sequence that begins with 13."""
 
     def predict(self, ids):  # type: ignore[no-untyped-def]
-        logits = logits_of(ids)
+        logits = logits_of(ids).copy()
         if ids[0] == 13:
             logits[7] = np.nan
         return logits
@@ -204,10 +188,10 @@ class BrokenSink(ListSink):
         super().__init__()
         self.where = where
 
-    def push(self, token: Sampled) -> bool:
+    def push(self, tokens: Sequence[Sampled]) -> tuple[int, bool]:
         if self.where == "push":
             raise RuntimeError("broken sink")
-        return super().push(token)
+        return super().push(tokens)
 
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
         if self.where == "end":
@@ -231,15 +215,28 @@ def test_a_broken_sink_ends_its_own_request_only(where: str) -> None:
     assert sink_of(good).ids == greedy([5], 8)[0]
 
 
-def test_a_pool_too_small_for_one_fails_it_instead_of_waiting() -> None:
+def test_a_prompt_that_can_never_fit_is_refused_with_both_numbers() -> None:
     e = engine(n_pages=2, page_size=4)
-    big, small = sequence(range(1, 20)), sequence([5], 3)
+    big, whole, small = sequence(range(1, 20)), sequence(range(1, 9)), sequence([5], 3)
+    for s in (big, whole, small):
+        e.add(s)
+        if s is not small:
+            assert isinstance(sink_of(s).error, ContextLengthError)  # at once
+    assert "19 tokens" in str(sink_of(big).error)
+    assert "holds 8" in str(sink_of(big).error)
+    drain(e, most=20)
+    assert sink_of(small).ids == greedy([5], 3)[0]
+
+
+def test_a_sequence_that_fills_the_pool_ends_with_length() -> None:
+    e = engine(n_pages=3, page_size=4)
+    big, small = sequence([9, 3, 4], 50, ignore_eos=True), sequence([5], 2)
     e.add(big)
     e.add(small)
-    drain(e, most=20)
-    assert isinstance(sink_of(big).error, OutOfMemoryError)
-    assert "19 tokens" in str(sink_of(big).error)
-    assert sink_of(small).ids == greedy([5], 3)[0]
+    drain(e, most=60)
+    assert sink_of(big).reason is FinishReason.LENGTH
+    assert len(sink_of(big).ids) == 10  # 12 tokens are computed; the last one's need no page
+    assert sink_of(small).ids == greedy([5], 2)[0]
 
 
 def test_an_empty_sequence_is_refused() -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from helpers.fake_program import FakeProgram, ListSink, greedy, sequence
+from helpers.fake_program import FakeProgram, ListSink, engine, greedy, sequence
 
 from edgerun.backends.base import Batch
 from edgerun.core import FinishReason
-from edgerun.engine import Engine, Limits, Worker
+from edgerun.engine import Limits, Worker
 from edgerun.errors import BackendError, ClosedError
 
 PATIENCE = 20.0
@@ -28,7 +28,7 @@ class Rig:
         self.error: Exception | None = None
         self.ended: list[str] = []
         program = FakeProgram(24, 4, self._before)
-        self.engine = Engine(program, 24, 4, Limits(4, 32, 8))
+        self.engine = engine(24, 4, Limits(4, 32, 8), program)
         self.worker = Worker(
             self.engine, lambda: self.ended.append(threading.current_thread().name)
         )

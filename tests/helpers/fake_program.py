@@ -5,22 +5,61 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
 from edgerun.backends.base import F32, Batch, Program
 from edgerun.core import FinishReason, SamplingParams, Timings, Usage
+from edgerun.engine import Drafter, Engine, Limits, Widths
 from edgerun.engine import Sequence as EngineSequence
+from edgerun.engine.draft_source import whole_drafts
 from edgerun.engine.sampling import Sampled, Sampler
 
 N_VOCAB = 61
 EOG = 0
 
 
+def alone(
+    ids: Sequence[int],
+    max_tokens: int,
+    seed: int = 0,
+    *,
+    stop: Sequence[int] = (),
+    n_ctx: int = 0,
+    n_keep: int = 0,
+    predict: Callable[[Sequence[int]], F32] | None = None,
+    **params: float,
+) -> ListSink:
+    """What a request gets with no engine at all: sample, append, sample."""
+    s = sequence(ids, max_tokens, ListSink(stop), seed, **params)
+    sink, text, reason = sink_of(s), list(ids), FinishReason.LENGTH
+    while len(sink.ids) < max_tokens:
+        token = s.sampler.sample((predict or logits_of)(text))
+        if token.token_id == EOG and not s.params.ignore_eos:
+            reason = FinishReason.STOP
+            break
+        s.sampler.accept(token.token_id)
+        text.append(token.token_id)
+        if sink.push([token])[1]:
+            reason = FinishReason.STOP
+            break
+        if n_ctx and len(text) >= n_ctx and len(sink.ids) < max_tokens:
+            del text[n_keep : n_keep + max(1, (len(text) - n_keep) // 2)]
+    sink.reason = reason
+    return sink
+
+
 def logits_of(ids: Sequence[int]) -> F32:
-    """The logits after ``ids``: float32 [N_VOCAB]."""
-    rng = np.random.default_rng(zlib.crc32(np.array(ids, np.int32).tobytes()))
-    return rng.normal(0, 2, N_VOCAB).astype(np.float32)
+    """The logits after ``ids``: float32 [N_VOCAB], read-only."""
+    return _logits(zlib.crc32(np.array(ids, np.int32).tobytes()))
+
+
+@lru_cache(maxsize=20_000)
+def _logits(seed: int) -> F32:
+    logits = np.random.default_rng(seed).normal(0, 2, N_VOCAB).astype(np.float32)
+    logits.flags.writeable = False
+    return logits
 
 
 def greedy(ids: Sequence[int], max_tokens: int) -> tuple[list[int], FinishReason]:
@@ -37,7 +76,8 @@ def greedy(ids: Sequence[int], max_tokens: int) -> tuple[list[int], FinishReason
 
 class FakeProgram(Program):
     """Writes each token into its page and predicts from what the row's pages hold, so that a wrong
-    page, position or count changes the output. ``before`` sees each batch first, and may raise."""
+    page, position or count changes the output. ``before`` sees each batch first, and may raise.
+    ``may_write`` tells whether a page may be written to."""
 
     n_vocab = N_VOCAB
 
@@ -46,27 +86,37 @@ class FakeProgram(Program):
     ) -> None:
         self.page_size = page_size
         self.before = before
+        self.may_write: Callable[[int], bool] = lambda page: True
         self.widths: list[tuple[int, int]] = []  # rows, tokens
+        self.copies: list[tuple[int, int]] = []
         self._memory = np.random.default_rng(0).integers(1, N_VOCAB, (n_pages, page_size))
+
+    def copy_page(self, src: int, dst: int) -> None:
+        assert self.may_write(dst)
+        self.copies.append((src, dst))
+        self._memory[dst] = self._memory[src]
 
     def run(self, batch: Batch) -> F32:
         self.widths.append((batch.n_rows, batch.n_tokens))
         if self.before is not None:
             self.before(batch)
-        used = batch.pages[batch.pages >= 0].tolist()
-        assert len(used) == len(set(used)), "two rows share a page"
+        size = self.page_size
+        row_pages = [[p for p in pages if p >= 0] for pages in batch.pages.tolist()]
         after: list[list[int]] = []  # per token: the sequence up to it, as the pages hold it
-        for r in range(batch.n_rows):
-            a, b = batch.row_start[r : r + 2]
+        for r, pages in enumerate(row_pages):
+            a, b = batch.row_start[r : r + 2].tolist()
+            past = int(batch.n_past[r])
             assert b > a, "an empty row"
-            past, pages = int(batch.n_past[r]), batch.pages[r]
             assert batch.positions[a:b].tolist() == list(range(past, past + b - a))
-            for position, token in zip(batch.positions[a:b], batch.tokens[a:b], strict=True):
-                page = pages[position // self.page_size]
-                assert page >= 0, "a token without a page"
-                self._memory[page, position % self.page_size] = token
-            held = self._memory[pages[pages >= 0]].reshape(-1)
-            after += [held[: past + i + 1].tolist() for i in range(b - a)]
+            assert len(pages) * size >= past + b - a, "a token without a page"
+            assert len(pages) == len(set(pages)), "a row uses a page twice"
+            for page in pages[past // size : -(-(past + b - a) // size)]:
+                assert self.may_write(page)
+                assert sum(page in other for other in row_pages) == 1, "a row writes another's page"
+            for position, token in enumerate(batch.tokens[a:b].tolist(), past):
+                self._memory[pages[position // size], position % size] = token
+            held = self._memory[pages].reshape(-1).tolist()
+            after += [held[: past + i + 1] for i in range(b - a)]
         rows = [self.predict(after[i]) for i in batch.outputs]
         return np.stack(rows) if rows else np.zeros((0, N_VOCAB), np.float32)
 
@@ -75,23 +125,32 @@ class FakeProgram(Program):
 
 
 class ListSink:
-    """Keeps what it is told; ``ended`` is set by the first of finish and fail."""
+    """Keeps what it is told; ``ended`` is set by the first of finish and fail. The text ends where
+    ``stop`` is its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, stop: Sequence[int] = ()) -> None:
+        self.stop = list(stop)
         self.ids: list[int] = []
+        self.logprobs: list[tuple[float | None, object]] = []
+        self.timings: Timings | None = None
         self.reason: FinishReason | None = None
         self.usage: Usage | None = None
         self.error: Exception | None = None
         self.ended = threading.Event()
 
-    def push(self, token: Sampled) -> bool:
+    def push(self, tokens: Sequence[Sampled]) -> tuple[int, bool]:
         assert not self.ended.is_set(), "a token after the end"
-        self.ids.append(token.token_id)
-        return False
+        assert tokens, "a push of nothing"
+        for kept, token in enumerate(tokens, 1):
+            self.ids.append(token.token_id)
+            self.logprobs.append((token.logprob, token.top))
+            if self.stop and self.ids[-len(self.stop) :] == self.stop:
+                return kept, True
+        return len(tokens), False
 
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
         assert not self.ended.is_set(), "ended twice"
-        self.reason, self.usage = reason, usage
+        self.reason, self.usage, self.timings = reason, usage, timings
         self.ended.set()
 
     def fail(self, error: Exception) -> None:
@@ -105,6 +164,12 @@ def sequence(
     max_tokens: int = 8,
     sink: ListSink | None = None,
     seed: int = 0,
+    *,
+    drafter: Drafter | None = None,
+    leader: EngineSequence | None = None,
+    priority: int = 0,
+    n_ctx: int = 0,
+    n_keep: int = 0,
     **params: float,
 ) -> EngineSequence:
     """A request for the fake program, greedy unless ``params`` say otherwise."""
@@ -118,5 +183,45 @@ def sequence(
         prompt_ids=ids,
     )
     return EngineSequence(
-        list(ids), chosen, sampler, sink or ListSink(), max_tokens, eog_ids=frozenset((EOG,))
+        list(ids),
+        chosen,
+        sampler,
+        sink or ListSink(),
+        max_tokens,
+        eog_ids=frozenset((EOG,)),
+        drafter=drafter,
+        leader=leader,
+        priority=priority,
+        n_ctx=n_ctx,
+        n_keep=n_keep,
     )
+
+
+def engine(
+    n_pages: int = 64,
+    page_size: int = 4,
+    limits: Limits | None = None,
+    program: FakeProgram | None = None,
+    widths: Widths = whole_drafts,
+) -> Engine:
+    """An engine on the fake program, which from here on knows what must not be written to."""
+    program = program or FakeProgram(n_pages, page_size)
+    e = Engine(program, n_pages, page_size, limits, copy_page=program.copy_page, widths=widths)
+    pool = e.pool
+    program.may_write = lambda page: pool.users(page) == 1 and page not in pool.index
+    return e
+
+
+def drain(e: Engine, most: int = 2000) -> None:
+    """Step until nothing is left, checking the accounts at every step."""
+    for _ in range(most):
+        if e.idle:
+            return
+        e.step()
+        e.check()
+    raise AssertionError(f"not idle after {most} steps")
+
+
+def sink_of(s: EngineSequence) -> ListSink:
+    assert isinstance(s.sink, ListSink)
+    return s.sink

@@ -1,0 +1,84 @@
+"""The rows of one step, and the drafts that some of them verify."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+from edgerun.engine.draft_source import Draft, Widths
+from edgerun.engine.sequence import Sequence as EngineSequence
+
+__all__ = ["Row", "add_drafts", "feed"]
+
+log = logging.getLogger(__name__)
+
+
+class Row:
+    """One sequence's part of a step: ``n`` of its pending tokens, and a draft behind them."""
+
+    __slots__ = ("draft", "n", "sequence", "wants")
+
+    def __init__(self, sequence: EngineSequence, n: int) -> None:
+        self.sequence = sequence
+        self.n = n
+        self.draft: tuple[int, ...] = ()
+        #: Whether a token is sampled behind it.
+        self.wants = n == sequence.pending and sequence.room > 0
+
+    def pack(self) -> tuple[list[int], int, list[int], range]:
+        """The row as :meth:`edgerun.backends.base.Batch.pack` takes it."""
+        s = self.sequence
+        ids = s.ids[s.n_past : s.n_past + self.n]
+        end = self.n + len(self.draft)
+        return [*ids, *self.draft], s.n_past, s.pages, range(self.n - 1 if self.wants else end, end)
+
+
+def add_drafts(
+    rows: Sequence[Row],
+    most: int,
+    widths: Widths,
+    reserve: Callable[[EngineSequence, int], int],
+) -> None:
+    """Let rows that generate verify what their drafters guess.
+
+    A guess that cannot be had never stops a step: a drafter that fails is asked no more.
+
+    Args:
+        rows: the step.
+        most: most tokens of a draft.
+        widths: shares the step's width among the drafts.
+        reserve: finds pages for a sequence and so many tokens of a draft; returns for how many.
+    """
+    asked: list[Row] = []
+    drafts: list[Draft] = []
+    for r in rows:
+        s = r.sequence
+        if s.drafter is None or r.n != 1 or not r.wants or s.room < 2:
+            continue
+        limit = min(s.room - 1, most)
+        try:
+            d = s.drafter.draft(limit)
+        except Exception:
+            log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
+            s.drafter = None
+            continue
+        if d.tokens:
+            asked.append(r)
+            drafts.append(Draft(tuple(d.tokens[:limit]), tuple(d.probs[:limit])))
+    if not asked:
+        return
+    for r, d, width in zip(asked, drafts, widths(drafts, sum(r.n for r in rows)), strict=True):
+        width = min(width, len(d.tokens))
+        if width > 0:
+            r.draft = d.tokens[: reserve(r.sequence, width)]
+
+
+def feed(s: EngineSequence, ids: Sequence[int]) -> None:
+    """Tell the drafter of ``s`` what was generated."""
+    if s.drafter is None:
+        return
+    try:
+        s.drafter.extend(ids)
+    except Exception:
+        log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
+        s.drafter = None
