@@ -60,8 +60,6 @@ class PoolMachine(RuleBasedStateMachine):
         except OutOfMemoryError:
             assert self.pool.n_free == free
             assert self.pool.pages_for(len(ids)) > free
-                1 for t in self.texts for _ in t.pages
-            )
             return
         for i, n in enumerate(text.hit.nodes):
             assert self.content[n.page] == tuple(ids[: (i + 1) * SIZE])
