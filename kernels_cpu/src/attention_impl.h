@@ -66,7 +66,7 @@ ER_INL void attend_page(Tile& t, const AttnJob& job, int i0, int page, const uin
 template <class V> static void widen_v(const V& v, int v_dim, int t1, float* out) {
   for (int t = 0; t < t1; t++)
     for (int d = 0; d < v_dim; d += 16) {
-      V::ahead(v, t, d);
+      if (d % 32 == 0) V::ahead(v, t, d);
       store(out + t * v_dim + d, V::get(v, t, d));
     }
 }
@@ -89,7 +89,7 @@ template <class E> static void attend_split(Tile& t, const AttnJob& job, int p0,
     widen_v(v, s.v_dim, seen < PAGE ? seen : PAGE, t.v);
     const KvFloat<F32>::Values wide((const uint8_t*)t.v, nullptr, s, nullptr);
     if constexpr (E::WIDE_K) {
-      E::widen_k(k, s, t.k);
+      E::widen_k(k, next_k, s, t.k);
       k = (const uint8_t*)t.k;
     }
     using K = typename E::Many;

@@ -52,8 +52,12 @@ template <class E> struct KvFloat {
     ER_INL void ahead(const Values& x, int t, int d) { if (x.next) __builtin_prefetch(x.next + t * x.v_dim + d); }
   };
 
-  static void widen_k(const uint8_t* page_k, const KvShape& s, float* out) {
-    for (int i = 0; i < s.head_dim * PAGE; i += 16) store(out + i, E::get((const T*)page_k + i));
+  static void widen_k(const uint8_t* page_k, const uint8_t* next, const KvShape& s, float* out) {
+    for (int i = 0; i < s.head_dim * PAGE; i += 32) {
+      if (next) __builtin_prefetch(next + i * sizeof(T));
+      store(out + i, E::get((const T*)page_k + i));
+      store(out + i + 16, E::get((const T*)page_k + i + 16));
+    }
   }
 
   static void write(const KvShape& s, uint8_t* k, uint8_t* v, int t, const float* key, const float* value) {
