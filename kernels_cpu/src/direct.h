@@ -1,7 +1,7 @@
 // direct.h: one tile x C columns over all of K, straight from the packed tile, for every quantized type.
-// Per output, in k order over blocks of 32: an exact int32 sum (sub-blocks of 16 enter times their integer scales) times the
-// weights' scale, rounded; one fma with the column's scale, one more with the minimum; the second digits the same way into a
-// sum of their own, added last. C is nowhere in that, so every C and the byte kernel (gemm.h) give the same bits.
+// Per output, in k order over blocks of 32, or of 16 where they have scales of their own: an exact int32 sum times the
+// weights' scale, rounded; one fma with the column's scale; per 32 one more with the minimum. The second digits go the same
+// way into a sum of their own, added last. C is nowhere in that, so every C and the byte kernel (gemm.h) give the same bits.
 #pragma once
 #include "act_q8.h"
 #include "dots.h"
@@ -14,7 +14,7 @@ namespace ER_ISA {
 namespace q8 {
 
 // Whether sums of a type start at START (act_q8.h). A scale of one exponent byte may be too large for it.
-template <class T, bool HALVES> constexpr bool biased() { return FUSED && !HALVES && T::SCALE != 1; }
+template <class T> constexpr bool biased() { return FUSED && T::SCALE != 1; }
 
 // START, if BIASED, less the zero point times the codes' sum.
 template <int ZERO, bool BIASED>
@@ -24,6 +24,13 @@ ER_INL vi start_sum(const uint8_t* zero, const uint8_t* pair) {
   if constexpr (ZERO < 0) return start;
   else return pair_dotb(start, all16(-(1 << (ZERO & 15))), pair);
 }
+// The same for one half of the block.
+template <int ZERO, bool BIASED, int HALF>
+ER_INL vi start_half(const uint8_t* pair) {
+  const vi start = all32(BIASED ? START : 0);
+  if constexpr (ZERO < 0) return start;
+  else return pair_dotb(start, all32(HALF ? -(1 << (ZERO & 15)) * 65536 : -(1 << (ZERO & 15)) & 0xffff), pair);
+}
 // sum * d, rounded once
 template <bool BIASED>
 ER_INL vf scaled(vi sum, vf d, vf bias) {
@@ -32,9 +39,9 @@ ER_INL vf scaled(vi sum, vf d, vf bias) {
 }
 ER_INL vf bias_of(vf d) { return mul(d, splat_f(-START_FLOAT)); }
 
-// A unit of a tile as blocks of 32: where block i's codes lie and what they are multiplied with.
-//   scale(i) min(i)   floats, the minimum to be added
-//   mult(i, half)     integer scales of 16 codes, pair(i) both as int16 times -zero (or the minimums), where HALVES
+// A unit of a tile as blocks of 32, where HALVES of 16 are scaled apart.
+//   scale(i) or scale(i, half), min(i)    floats, the minimum to be added
+//   pair(i)                               where HALVES have minimums, those as int16, which min then multiplies
 template <class T>
 struct Unit32 {
   enum { BLOCKS = T::U, HALVES = 0 };
@@ -44,7 +51,7 @@ struct Unit32 {
   vf min(int) const { return h2f(u + 2 * R); }
 };
 template <class T>
-struct Unit8 {  // K-quants with sub-blocks of 32: their scales as floats
+struct Unit8 {  // K-quants with sub-blocks of 32
   enum { BLOCKS = 8, HALVES = 0 };
   const uint8_t* u;
   alignas(64) uint8_t d[8 * VB], m[8 * VB];
@@ -72,21 +79,20 @@ template <class T>
 struct Unit16 {  // K-quants with sub-blocks of 16
   enum { BLOCKS = 8, HALVES = 1 };
   const uint8_t* u;
-  alignas(64) uint8_t s[16 * VB], p[8 * VB];
+  alignas(64) uint8_t d[16 * VB], p[8 * VB];
   ER_INL void open(Unit16& x, const uint8_t* unit) {
     x.u = unit;
     vi sc[8], mn[8];
     T::Head::get(unit, sc, mn);
+    const vf scale = h2f(unit);
     for (int i = 0; i < 8; i++) {
-      sti(x.s + 2 * i * VB, scale_lo(sc[i]));
-      sti(x.s + (2 * i + 1) * VB, scale_hi(sc[i]));
+      stf(x.d + 2 * i * VB, mul(scale, cvt(int_lo(sc[i]))));
+      stf(x.d + (2 * i + 1) * VB, mul(scale, cvt(int_hi(sc[i]))));
       if constexpr (T::MIN) sti(x.p + i * VB, mn[i]);
-      else sti(x.p + i * VB, sub16(zero_i(), sll16<(T::ZERO & 15)>(sc[i])));
     }
   }
-  vf scale(int) const { return h2f(u); }
+  vf scale(int i, int half) const { return ldf(d + (2 * i + half) * VB); }
   vf min(int) const { return mul(splat_f(-1.0f), h2f(u + 2 * R)); }
-  vi mult(int i, int half) const { return ldi(s + (2 * i + half) * VB); }
   vi pair(int i) const { return ldi(p + i * VB); }
 };
 template <class T, int KIND> struct UnitOf { typedef Unit32<T> type; };
@@ -97,35 +103,33 @@ template <class T> using Unit = typename UnitOf<T, T::NS>::type;
 // f[c] += block i of the unit times column c
 template <class T, int C, class A>
 ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const A& a) {
-  constexpr bool HALVES = Unit<T>::HALVES, BIASED = biased<T, HALVES>();
+  constexpr bool BIASED = biased<T>();
   const uint8_t* v = u.u + T::HEAD + i * T::BLOCK;
-  vi acc[C];
-  if constexpr (!HALVES) {
+  if constexpr (!Unit<T>::HALVES) {
+    vi acc[C];
     ER_EACH acc[c] = start_sum<T::ZERO, BIASED>(a.zero(c), a.pair(c));
     dots<8, T::Codes::BITS>(acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); },
                             [&](int c) __attribute__((always_inline)) { return a.codes(c); });
-  } else {
-    ER_EACH acc[c] = zero_i();
-    if constexpr (!T::MIN && T::ZERO >= 0) {
-      const vi z = u.pair(i);
-      ER_EACH acc[c] = pair_dotb(acc[c], z, a.pair(c));
-    }
-    dots_scaled<4, T::Codes::BITS>(
-        acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); },
-        [&](int c) __attribute__((always_inline)) { return a.codes(c); }, u.mult(i, 0));
-    dots_scaled<4, T::Codes::BITS>(
-        acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v + 4>(v); },
-        [&](int c) __attribute__((always_inline)) { return a.codes(c) + 16; }, u.mult(i, 1));
-  }
-  const vf d = u.scale(i), bias = BIASED ? bias_of(d) : d;
-  ER_EACH f[c] = fma(scaled<BIASED>(acc[c], d, bias), bcf(a.d(c)), f[c]);
-  if constexpr (T::MIN) {
-    const vf m = u.min(i);
-    if constexpr (HALVES) {
-      const vi z = u.pair(i);
-      ER_EACH f[c] = fma(mul(cvt(pair_dotb(zero_i(), z, a.pair(c))), m), bcf(a.d(c)), f[c]);
-    } else {
+    const vf d = u.scale(i), bias = BIASED ? bias_of(d) : d;
+    ER_EACH f[c] = fma(scaled<BIASED>(acc[c], d, bias), bcf(a.d(c)), f[c]);
+    if constexpr (T::MIN) {
+      const vf m = u.min(i);
       ER_EACH f[c] = fma(m, bcf(a.x(c)), f[c]);
+    }
+  } else {
+    steps<0, 2>([&](auto half) __attribute__((always_inline)) {
+      vi acc[C];
+      ER_EACH acc[c] = start_half<T::ZERO, BIASED, half.v>(a.pair(c));
+      dots<4, T::Codes::BITS>(
+          acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v + half.v * 4>(v); },
+          [&](int c) __attribute__((always_inline)) { return a.codes(c) + half.v * 16; });
+      const vf d = u.scale(i, half.v), bias = BIASED ? bias_of(d) : d;
+      ER_EACH f[c] = fma(scaled<BIASED>(acc[c], d, bias), bcf(a.d(c)), f[c]);
+    });
+    if constexpr (T::MIN) {
+      const vi z = u.pair(i);
+      const vf m = u.min(i);
+      ER_EACH f[c] = fma(mul(cvt(pair_dotb(zero_i(), z, a.pair(c))), m), bcf(a.d(c)), f[c]);
     }
   }
 }

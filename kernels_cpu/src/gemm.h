@@ -1,7 +1,7 @@
 // gemm.h: many columns. Two tiles at a time are unpacked to code bytes, a slice of K that stays in L1, and meet every
 // column tile; float sums wait in memory between slices, which changes nothing about them.
-// Slice record per 32 k: [8 dwords][2 tiles] registers | d[2] | min[2] | bias[2], or with sub-blocks of 16 pairs [2] |
-// multipliers [2][2]
+// Slice record per 32 k: [8 dwords][2 tiles] registers | d[2] | min[2] | bias[2], and with sub-blocks of 16 those of the
+// second halves: d[2] | pairs of minimums [2] | bias[2]
 #pragma once
 #include "direct.h"
 
@@ -11,8 +11,14 @@ namespace q8 {
 
 enum { SLICE = 512 };  // k
 enum { ACT_AHEAD = 3 * BLOCK_C * REC };  // bytes
-template <int HALVES> constexpr int slice_record() { return (HALVES ? 26 : 22) * VB; }
+template <int HALVES> constexpr int slice_record() { return (HALVES ? 28 : 22) * VB; }
 enum { SLICE_BYTES = SLICE / 32 * slice_record<1>() };
+
+template <class T>
+ER_INL void put_scale(uint8_t* o, vf d) {
+  stf(o, d);
+  if constexpr (biased<T>()) stf(o + 4 * VB, bias_of(d));
+}
 
 template <class T>
 static void unpack_slice(const uint8_t* w, int blocks, uint8_t* o) {
@@ -22,13 +28,13 @@ static void unpack_slice(const uint8_t* w, int blocks, uint8_t* o) {
     for (int i = 0; i < int(Unit<T>::BLOCKS) && i < blocks; i++, o += slice_record<Unit<T>::HALVES>()) {
       const uint8_t* v = w + T::HEAD + i * T::BLOCK;
       steps<0, 8>([&](auto j) __attribute__((always_inline)) { sti(o + j.v * 2 * VB, T::Codes::template get<j.v>(v)); });
-      stf(o + 16 * VB, u.scale(i));
       if constexpr (T::MIN) stf(o + 18 * VB, u.min(i));
-      if constexpr (biased<T, Unit<T>::HALVES>()) stf(o + 20 * VB, bias_of(u.scale(i)));
       if constexpr (Unit<T>::HALVES) {
-        sti(o + 20 * VB, u.pair(i));
-        sti(o + 22 * VB, u.mult(i, 0));
-        sti(o + 24 * VB, u.mult(i, 1));
+        put_scale<T>(o + 16 * VB, u.scale(i, 0));
+        put_scale<T>(o + 22 * VB, u.scale(i, 1));
+        if constexpr (T::MIN) sti(o + 24 * VB, u.pair(i));
+      } else {
+        put_scale<T>(o + 16 * VB, u.scale(i));
       }
     }
   }
@@ -38,30 +44,34 @@ static void unpack_slice(const uint8_t* w, int blocks, uint8_t* o) {
 template <int HALVES_, int ZERO_, int MIN_, int BITS_, bool BIASED_>
 struct Kind { enum { HALVES = HALVES_, ZERO = ZERO_, MIN = MIN_, BITS = BITS_, BIASED = BIASED_ }; };
 
-// f[c] += a slice record times column c
+// f[c] += sums of two tiles, whose scales and biases lie at w, times column c's scale
 template <class Q, int C, class A>
-ER_INL void add_record(vf (&f)[C][2], const uint8_t* w, const A& a) {
-  vi acc[C][2];
-  if constexpr (!Q::HALVES) {
-    ER_EACH acc[c][0] = acc[c][1] = start_sum<Q::ZERO, Q::BIASED>(a.zero(c), a.pair(c));
-    dots2<8, Q::BITS>(acc, w, [&](int c) __attribute__((always_inline)) { return a.codes(c); });
-  } else {
-    ER_EACH acc[c][0] = acc[c][1] = zero_i();
-    if constexpr (!Q::MIN && Q::ZERO >= 0) ER_EACH {
-      const vi x = bci(a.pair(c));
-      acc[c][0] = pair_dot(acc[c][0], ldi(w + 20 * VB), x);
-      acc[c][1] = pair_dot(acc[c][1], ldi(w + 21 * VB), x);
-    }
-    dots2_scaled<4, Q::BITS>(acc, w, [&](int c) __attribute__((always_inline)) { return a.codes(c); }, w + 22 * VB);
-    dots2_scaled<4, Q::BITS>(acc, w + 8 * VB, [&](int c) __attribute__((always_inline)) { return a.codes(c) + 16; }, w + 24 * VB);
-  }
-  const vf d0 = ldf(w + 16 * VB), d1 = ldf(w + 17 * VB);
+ER_INL void add_scaled(vf (&f)[C][2], const vi (&acc)[C][2], const uint8_t* w, const A& a) {
+  const vf d0 = ldf(w), d1 = ldf(w + VB);
   vf bias0 = d0, bias1 = d1;
-  if constexpr (Q::BIASED) bias0 = ldf(w + 20 * VB), bias1 = ldf(w + 21 * VB);
+  if constexpr (Q::BIASED) bias0 = ldf(w + 4 * VB), bias1 = ldf(w + 5 * VB);
   ER_EACH {
     const vf da = bcf(a.d(c));
     f[c][0] = fma(scaled<Q::BIASED>(acc[c][0], d0, bias0), da, f[c][0]);
     f[c][1] = fma(scaled<Q::BIASED>(acc[c][1], d1, bias1), da, f[c][1]);
+  }
+}
+
+// f[c] += a slice record times column c
+template <class Q, int C, class A>
+ER_INL void add_record(vf (&f)[C][2], const uint8_t* w, const A& a) {
+  if constexpr (!Q::HALVES) {
+    vi acc[C][2];
+    ER_EACH acc[c][0] = acc[c][1] = start_sum<Q::ZERO, Q::BIASED>(a.zero(c), a.pair(c));
+    dots2<8, Q::BITS>(acc, w, [&](int c) __attribute__((always_inline)) { return a.codes(c); });
+    add_scaled<Q, C>(f, acc, w + 16 * VB, a);
+  } else {
+    steps<0, 2>([&](auto half) __attribute__((always_inline)) {
+      vi acc[C][2];
+      ER_EACH acc[c][0] = acc[c][1] = start_half<Q::ZERO, Q::BIASED, half.v>(a.pair(c));
+      dots2<4, Q::BITS>(acc, w + half.v * 8 * VB, [&](int c) __attribute__((always_inline)) { return a.codes(c) + half.v * 16; });
+      add_scaled<Q, C>(f, acc, w + (16 + half.v * 6) * VB, a);
+    });
   }
   if constexpr (Q::MIN && !Q::HALVES) ER_EACH {
     const vf x = bcf(a.x(c));
@@ -71,8 +81,8 @@ ER_INL void add_record(vf (&f)[C][2], const uint8_t* w, const A& a) {
   if constexpr (Q::MIN && Q::HALVES) ER_EACH {
     const vi x = bci(a.pair(c));
     const vf da = bcf(a.d(c));
-    f[c][0] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 20 * VB), x)), ldf(w + 18 * VB)), da, f[c][0]);
-    f[c][1] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 21 * VB), x)), ldf(w + 19 * VB)), da, f[c][1]);
+    f[c][0] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 24 * VB), x)), ldf(w + 18 * VB)), da, f[c][0]);
+    f[c][1] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 25 * VB), x)), ldf(w + 19 * VB)), da, f[c][1]);
   }
 }
 

@@ -27,8 +27,7 @@ typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, in
 #endif
 
 // Kernels that differ in what is the same for them are one.
-template <class T> constexpr int block_bits() { return Unit<T>::HALVES ? scaled_bits(T::Codes::BITS) : code_bits(T::Codes::BITS); }
-template <class T> using KindOf = Kind<Unit<T>::HALVES, T::ZERO, T::MIN, block_bits<T>(), biased<T, Unit<T>::HALVES>()>;
+template <class T> using KindOf = Kind<Unit<T>::HALVES, T::ZERO, T::MIN, code_bits(T::Codes::BITS), biased<T>()>;
 
 template <class T>
 struct Run {

@@ -64,23 +64,17 @@ ER_INL vf mul(vf a, vf b) { return _mm256_mul_ps(a, b); }
 ER_INL vf fma(vf a, vf b, vf c) { return _mm256_fmadd_ps(a, b, c); }
 
 #if defined(__AVXVNNI__)
-enum { SIGNED8 = 0, PAIR_SCALES = 1 };
+enum { SIGNED8 = 0 };
 ER_INL vi pair_dot(vi acc, vi x, vi y) { return _mm256_dpwssd_avx_epi32(acc, x, y); }
 ER_INL vi dp(vi acc, vi u, vi x) { return _mm256_dpbusd_avx_epi32(acc, u, x); }
 ER_INL vi dpb(vi acc, vi u, const void* p) { return dp(acc, u, bci(p)); }
-ER_INL vi scale_lo(vi p) { return _mm256_srai_epi32(_mm256_slli_epi32(p, 16), 16); }
-ER_INL vi scale_hi(vi p) { return _mm256_srai_epi32(p, 16); }
-ER_INL vi mul_add(vi acc, vi a, vi b) { return add32(acc, _mm256_mullo_epi32(a, b)); }
 #else
 #define ER_ACC16 1
 enum { SIGNED8 = 1 };  // maddubs adds two products in int16: |code| * 127 * 2 fits, 255 * 127 * 2 would not
 ER_INL vi pair_dot(vi acc, vi x, vi y) { return add32(acc, _mm256_madd_epi16(x, y)); }
-// The multiplier of dots_scaled: the scale in both halves of a lane.
-ER_INL vi scale_lo(vi p) { return or_(and_(p, all32(0xffff)), sll32<16>(p)); }
-ER_INL vi scale_hi(vi p) { return or_(_mm256_srli_epi32(p, 16), _mm256_andnot_si256(all32(0xffff), p)); }
 ER_INL vi products(vi u, vi x) { return _mm256_maddubs_epi16(u, x); }
 ER_INL vi products_signed(vi s, vi x) { return _mm256_maddubs_epi16(_mm256_abs_epi8(s), _mm256_sign_epi8(x, s)); }
-ER_INL vi pairs_times(vi p, vi m) { return _mm256_madd_epi16(p, m); }
+ER_INL vi pair_sums(vi p) { return _mm256_madd_epi16(p, all16(1)); }
 #endif
 ER_INL vi pair_dotb(vi acc, vi x, const void* p) { return pair_dot(acc, x, bci(p)); }
 

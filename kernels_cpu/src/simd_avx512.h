@@ -6,7 +6,7 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { R = 16 };
-enum { SIGNED8 = 0, PAIR_SCALES = 1, FUSED = 1 };
+enum { SIGNED8 = 0, FUSED = 1 };
 typedef __m512i vi;
 typedef __m512 vf;
 
@@ -51,9 +51,6 @@ ER_INL vf add(vf a, vf b) { return _mm512_add_ps(a, b); }
 ER_INL vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 ER_INL vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 ER_INL vi pair_dot(vi acc, vi x, vi y) { return _mm512_dpwssd_epi32(acc, x, y); }
-ER_INL vi scale_lo(vi p) { return _mm512_srai_epi32(_mm512_slli_epi32(p, 16), 16); }
-ER_INL vi scale_hi(vi p) { return _mm512_srai_epi32(p, 16); }
-ER_INL vi mul_add(vi acc, vi a, vi b) { return _mm512_add_epi32(acc, _mm512_mullo_epi32(a, b)); }
 ER_INL vi dp(vi acc, vi u, vi x) { return _mm512_dpbusd_epi32(acc, u, x); }
 // gcc 12 does not fold the broadcast into the instruction by itself: it emits a load and moves.
 ER_INL vi dpb(vi acc, vi u, const void* p) {

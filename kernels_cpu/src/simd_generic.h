@@ -6,7 +6,7 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { R = 4 };
-enum { SIGNED8 = 0, PAIR_SCALES = 1, FUSED = 0 };
+enum { SIGNED8 = 0, FUSED = 0 };
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef float vf __attribute__((vector_size(16)));
 typedef int16_t vs __attribute__((vector_size(16)));
@@ -94,9 +94,6 @@ ER_INL vi madd16(vi x, vi y) { return ((x << 16) >> 16) * ((y << 16) >> 16) + (x
 #endif
 ER_INL vi pair_dot(vi acc, vi x, vi y) { return acc + madd16(x, y); }
 ER_INL vi pair_dotb(vi acc, vi x, const void* p) { return pair_dot(acc, x, bci(p)); }
-ER_INL vi scale_lo(vi p) { return (vi)((vw)p << 16) >> 16; }
-ER_INL vi scale_hi(vi p) { return p >> 16; }
-ER_INL vi mul_add(vi acc, vi a, vi b) { return acc + a * b; }
 // Even and odd bytes as int16, codes unsigned.
 ER_INL vi dp(vi acc, vi u, vi x) {
   const vi ue = u & all16(0xff), uo = (vi)((vu)u >> 8);

@@ -6,16 +6,14 @@
 //   sll16 srl16 sll32    logical shifts           lut16(t, i)      t[i] for byte indices below 16
 //   wide_u8 wide_i8      2R bytes -> 2R int16     lanes_u8         R bytes -> R int32
 //   pair_dot(a, x, y)    a + x.lo * y.lo + x.hi * y.hi over int16 pairs
-//   scale_lo scale_hi    one half of each int16 pair as a multiplier for mul_add / dots_scaled
-//   int_lo int_hi        the same as R int32           splat_f          one float to every lane
+//   int_lo int_hi        one half of each int16 pair   splat_f          one float to every lane
 //   h2f                  R fp16 -> R floats       fma              x * y + z, rounded once (generic: twice)
 //   dp(a, u, x)          a + the dot product of four code bytes u with four int8 x, in each lane
 //   as_float as_int      the same bits            st8(p, v)        the low byte of each lane
 //   sum_lanes top_lanes  over R int32
 //
 // SIGNED8: codes of 8 bits are kept signed (else offset by 128). ER_ACC16: sums of products are kept in int16 for a
-// few steps (maddubs) because the set has no dot-product instruction; see dots.h. PAIR_SCALES: pair_dot is cheaper than mul_add.
-// FUSED: fma rounds once.
+// few steps (maddubs) because the set has no dot-product instruction; see dots.h. FUSED: fma rounds once.
 #pragma once
 #include <cstddef>
 #include <cstdint>

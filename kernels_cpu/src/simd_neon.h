@@ -6,7 +6,7 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { R = 8, FUSED = 1 };
-enum { SIGNED8 = 1, PAIR_SCALES = 0 };  // SDOT is signed times signed; shorter codes are never negative
+enum { SIGNED8 = 1 };  // SDOT is signed times signed; shorter codes are never negative
 struct vi { int32x4_t a, b; };
 struct vf { float32x4_t a, b; };
 
@@ -79,9 +79,6 @@ ER_INL int32x4_t pair_dot4(int32x4_t acc, int32x4_t x, int32x4_t y) {
 }
 ER_INL vi pair_dot(vi acc, vi x, vi y) { return {pair_dot4(acc.a, x.a, y.a), pair_dot4(acc.b, x.b, y.b)}; }
 ER_INL vi pair_dotb(vi acc, vi x, const void* p) { return pair_dot(acc, x, bci(p)); }
-ER_INL vi scale_lo(vi p) { return {vshrq_n_s32(vshlq_n_s32(p.a, 16), 16), vshrq_n_s32(vshlq_n_s32(p.b, 16), 16)}; }
-ER_INL vi scale_hi(vi p) { return {vshrq_n_s32(p.a, 16), vshrq_n_s32(p.b, 16)}; }
-ER_INL vi mul_add(vi acc, vi a, vi b) { return {vmlaq_s32(acc.a, a.a, b.a), vmlaq_s32(acc.b, a.b, b.b)}; }
 ER_INL vi dp(vi acc, vi u, vi x) {
   return {vdotq_s32(acc.a, ER_S8(u.a), ER_S8(x.a)), vdotq_s32(acc.b, ER_S8(u.b), ER_S8(x.b))};
 }
