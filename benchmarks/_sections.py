@@ -71,6 +71,7 @@ def isa(setup: Setup, name: str) -> Iterator[Row]:
     env = {"EDGERUN_ISA": name}
     peers = setup.only("llama_cpp")
     with workers(peers, path, setup.threads, 2048, env=env) as running:
+        setup.engines[f"edgerun, {name}"] = running[0].facts
         yield from _prefill_decode(f"isa {name}", "smollm2", path, setup, running)
 
 
