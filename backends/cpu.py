@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import psutil
 
 from edgerun.backends import base
 from edgerun.backends import cpu_abi as abi
 from edgerun.backends.cpu_grids import ensure_grids
 from edgerun.backends.cpu_recorder import MatrixHandle, Recorder, VectorHandle, lower
 from edgerun.backends.cpu_threads import default_threads
+from edgerun.backends.host import host_memory
 from edgerun.errors import (
     BackendError,
     BackendUnavailableError,
@@ -70,8 +70,7 @@ class CPUBackend(base.Backend):
         self._close = weakref.finalize(self, _free_all, self._so, self._pool, self._owned)
 
     def memory(self) -> base.Memory:
-        vm = psutil.virtual_memory()
-        return base.Memory(total=vm.total, free=vm.available)
+        return host_memory()
 
     def describe(self) -> Mapping[str, Any]:
         return {"isa": self.isa, "threads": self.threads}

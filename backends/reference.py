@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from edgerun.backends.base import (
     PAGE_SIZE,
@@ -29,6 +28,7 @@ from edgerun.backends.base import (
     Role,
     Rope,
 )
+from edgerun.backends.host import host_memory
 from edgerun.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedModelError
 from edgerun.gguf import GGMLType, dequantize
 
@@ -48,8 +48,7 @@ class ReferenceBackend(Backend):
         self._weights: dict[str, F32] = {}
 
     def memory(self) -> Memory:
-        vm = psutil.virtual_memory()
-        return Memory(total=vm.total, free=vm.available)
+        return host_memory()
 
     def upload(self, tensor: RawTensor, role: Role) -> F32:
         """Decode a tensor once per ``tensor.key``: float32 of ``tensor.shape``."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from edgerun import arch, catalog
 from edgerun.arch import Architecture, ModelConfig
@@ -24,6 +26,8 @@ from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 __all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend"]
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 #: Names that ``backend=`` takes, best first; "auto" picks the first that works.
 BACKENDS = ("cpu", "reference")
@@ -50,6 +54,34 @@ class LoadedModel:
     n_ctx: int
     size: int  # bytes of the file(s)
     n_params: int
+
+
+class _Aside(Generic[T]):
+    """A call on a thread of its own, beside native work that needs no interpreter."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._value: T | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="edgerun-load", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._value = self._call()
+        except BaseException as e:  # the caller's to handle
+            self._error = e
+
+    def check(self) -> None:
+        """Raise what the call has raised, if it has."""
+        if self._error is not None:
+            raise self._error
+
+    def result(self) -> T:
+        """Wait for the call; return or raise what it did."""
+        self._thread.join()
+        self.check()
+        return cast(T, self._value)
 
 
 def find(
@@ -118,14 +150,14 @@ def load(
         trained = arch.configure(family, file)
         n_ctx = _context(family, trained, backend, n_ctx, kv_type, file.size)
         config = arch.configure(family, file, n_ctx)
-        tokenizer = load_tokenizer(file.metadata, n_embd_rows=config.n_vocab)
-        weights = _upload(family, config, file, backend, progress)
+        tokenizer = _Aside(partial(load_tokenizer, file.metadata, config.n_vocab))
+        weights = _upload(family, config, file, backend, progress, tokenizer.check)
         n_pages = _pool_pages(family, config, backend, n_ctx, kv_type)
         kv = backend.new_kv(family.kv_layers(config), n_pages, kv_type)
         facts = {k: file.metadata[k] for k, t in file.metadata_types.items() if t.element is None}
         program = backend.prepare(family.bind(weights, config), kv, n_ctx)
         return LoadedModel(
-            path, facts, config, tokenizer, backend, kv, program, n_ctx, file.size,
+            path, facts, config, tokenizer.result(), backend, kv, program, n_ctx, file.size,
             file.n_params,
         )  # fmt: skip
 
@@ -136,7 +168,9 @@ def _upload(
     file: GGUFFile,
     backend: Backend,
     progress: Progress | None,
+    check: Callable[[], None],
 ) -> dict[str, Any]:
+    """``check`` is called once in a while; what it raises ends the upload."""
     specs = family.tensors(config)
     raw = arch.raw_tensors(family.name, specs, file)
     total = sum({t.key: t.data.nbytes for t in raw.values()}.values())
@@ -144,6 +178,7 @@ def _upload(
 
     def taken(tensor: RawTensor, start: int, stop: int) -> None:
         nonlocal done
+        check()
         rows = tensor.data[start:stop]
         file.forget(rows)
         done += rows.nbytes

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     forgive_stdin()
     with suppress(ImportError):
         import readline  # noqa: F401  history and line editing for input()
-    with open_llm(args) as llm:
+    with open_llm(args, chat=True) as llm:
         chat = _Chat(llm, params, args.system)
         _say(f"{printable(llm.name)} · {_backend(llm)} · context {llm.n_ctx} · /help for commands")
         while True:

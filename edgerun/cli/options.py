@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
+import importlib
 import io
 import os
 import select
 import sys
+import threading
 import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -92,8 +95,11 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     return SamplingParams(**{k: v for k, v in fields.items() if v is not None})
 
 
-def open_llm(args: argparse.Namespace) -> LLM:
-    """Resolve, pull if need be and load the model, with progress on a terminal's stderr."""
+def open_llm(args: argparse.Namespace, *, chat: bool = False) -> LLM:
+    """Resolve, pull if need be and load the model, with progress on a terminal's stderr.
+
+    ``chat`` says that the model's chat template will be needed.
+    """
     from edgerun import catalog
     from edgerun.cli._progress import load_progress, pull_progress
     from edgerun.llm import LLM
@@ -101,8 +107,10 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
     with pull_progress(args.model or catalog.DEFAULT_MODEL) as pulling:
         model = find(args.model, progress=pulling)
+    if chat:
+        threading.Thread(target=_import_templates, daemon=True).start()
     with load_progress() as loading:
-        return LLM(
+        llm = LLM(
             model.path,
             backend=args.backend,
             n_ctx=args.ctx,
@@ -110,6 +118,14 @@ def open_llm(args: argparse.Namespace) -> LLM:
             kv_type=args.kv,
             progress=loading,
         )
+    gc.freeze()  # what is there now stays: collections need not look at it
+    gc.enable()
+    return llm
+
+
+def _import_templates() -> None:
+    """Beside the load, which leaves the interpreter idle; the template itself is compiled later."""
+    importlib.import_module("edgerun.text.template_program")
 
 
 def read_prompt(words: list[str]) -> str:

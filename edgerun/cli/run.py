@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             param="system",
         )
     prompt = read_prompt(args.prompt)
-    with open_llm(args) as llm:
+    with open_llm(args, chat=not args.raw) as llm:
         if args.json:
             return _print_json(llm, args, params, prompt)
         write = writer()

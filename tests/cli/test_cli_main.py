@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -42,6 +43,40 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
         edgerun.cli.main([name, "--help"])
     assert e.value.code == 0
     assert f"edgerun {name}" in capsys.readouterr().out
+
+
+_LEAVE = """
+import atexit, sys, threading, time
+atexit.register(lambda: print("at exit", flush=True))
+def work():
+    time.sleep(0.2)
+    print("thread", flush=True)
+THREAD
+from edgerun import cli
+cli._dispatch = lambda argv: print("x" * 100_000) or 7
+sys.exit(cli.main())
+"""
+
+
+@pytest.mark.parametrize("thread", ["pass", "threading.Thread(target=work).start()"])
+def test_a_quick_exit_forgets_nothing(thread: str) -> None:
+    """Output, exit handlers, the status, and a thread that is not done."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LEAVE.replace("THREAD", thread)],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    said = ["thread"] if thread != "pass" else []
+    assert done.returncode == 7
+    assert done.stdout.splitlines() == ["x" * 100_000, *said, "at exit"]
+    assert done.stderr == ""
+
+
+def test_collections_are_on_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        edgerun.cli.main(["--version"])
+    assert edgerun.cli.main([]) == 0
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,9 +15,9 @@ import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
-from importlib.resources import files
-from itertools import chain
+from functools import cache, partial
+from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import tokenizers
@@ -37,7 +37,7 @@ _MERGES = "tokenizer.ggml.merges"
 
 @cache
 def _table() -> dict[str, dict[str, Any]]:
-    text = files("edgerun.text.tokenizer").joinpath("pretokenizers.json").read_text("utf-8")
+    text = Path(__file__).with_name("pretokenizers.json").read_text("utf-8")
     return {name: group for group in json.loads(text)["groups"] for name in group["names"]}
 
 
@@ -128,12 +128,17 @@ class BpeTokenizer(Tokenizer):
         vocab = self._mergeable()
         if not isinstance(lines, list) or set(map(type, lines)) - {str}:
             raise GGUFError(f"{_MERGES} must be an array of strings: convert the model again")
-        return models.BPE(
-            vocab,
-            _usable(_pairs(lines), vocab),
-            byte_fallback=not self._byte_level,
-            ignore_merges=ignore_merges,
+        pairs = _pairs(lines)
+        build = partial(
+            models.BPE, vocab, byte_fallback=not self._byte_level, ignore_merges=ignore_merges
         )
+        # The library panics on a merge that makes no token, but raises on one of what is none.
+        if all(map(vocab.__contains__, map("".join, pairs))):
+            try:
+                return build(pairs)
+            except Exception:  # it has no class of its own
+                pass
+        return build(_usable(pairs, vocab))
 
     def _mergeable(self) -> dict[str, int]:
         """The tokens text may become: not control, not markup, and valid Unicode."""
@@ -150,17 +155,16 @@ class BpeTokenizer(Tokenizer):
 
 
 def _pairs(lines: list[str]) -> list[tuple[str, str]]:
-    pairs: list[Any] = [tuple(m.split(" ")) for m in lines]
-    if set(map(len, pairs)) <= {2} and all(map(all, pairs)):
-        return pairs
+    if set(map(str.count, lines, repeat(" "))) <= {1}:  # one split for all
+        parts = " ".join(lines).split(" ")
+        if all(parts):
+            return list(zip(parts[::2], parts[1::2], strict=True))
     return [_pair(m, i) for i, m in enumerate(lines)]
 
 
 def _usable(pairs: list[tuple[str, str]], vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The merges whose parts and result are in ``vocab``; the library panics on any other."""
+    """The merges whose parts and result are in ``vocab``; the library refuses any other."""
     known = vocab.__contains__
-    if all(map(known, chain.from_iterable(pairs))) and all(map(known, map("".join, pairs))):
-        return pairs
     kept = [(a, b) for a, b in pairs if known(a) and known(b) and known(a + b)]
     _log.warning(
         "%d of %d entries of %s make no token that text may become: ignored",

@@ -1,0 +1,25 @@
+"""The computer's own memory."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from edgerun.backends.base import Memory
+
+__all__ = ["host_memory"]
+
+
+def host_memory() -> Memory:
+    """Bytes of RAM in all, and those to be had without swapping."""
+    if sys.platform == "linux":  # importing psutil takes 20 ms of a short command's start
+        try:
+            with open("/proc/meminfo", encoding="ascii") as f:
+                found = dict(re.findall(r"^(MemTotal|MemAvailable): +(\d+) kB$", f.read(), re.M))
+            return Memory(int(found["MemTotal"]) << 10, int(found["MemAvailable"]) << 10)
+        except (OSError, ValueError, KeyError):
+            pass
+    import psutil
+
+    vm = psutil.virtual_memory()
+    return Memory(total=vm.total, free=vm.available)
