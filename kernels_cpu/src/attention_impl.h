@@ -97,9 +97,6 @@ template <class E> static void attend_split(Tile& t, const AttnJob& job, int p0,
   }
 }
 
-// What a split leaves of a query for a later merge: maximum, sums of exponentials, weighed values.
-ER_INL size_t part_floats(int v_dim) { return size_t(v_dim) + 32; }
-
 template <class E> static void attend_tile(const AttnJob& job, int q0, int n) {
   const KvShape& s = job.kv;
   Tile t = carve(job.scratch, n, s.head_dim, s.v_dim);
@@ -119,7 +116,7 @@ template <class E> static void attend_tile(const AttnJob& job, int q0, int n) {
     end = end < (job.split + 1) * SPLIT_PAGES ? end : (job.split + 1) * SPLIT_PAGES;
     attend_split<E>(t, job, p, end);
     for (int i = 0; i < n; i++) {
-      float* part = job.parts + (q0 - job.q0 + i) * part_floats(s.v_dim);
+      float* part = job.parts + (q0 - job.q0 + i) * part_floats(s.head_dim);
       part[0] = t.m[i];
       memcpy(part + 16, t.l[i], 64);
       memcpy(part + 32, t.acc + size_t(i) * s.v_dim, size_t(s.v_dim) * 4);
@@ -150,6 +147,15 @@ template <class E> static void attention_as(const AttnJob& job) {
 static void attention(const AttnJob& job) {
   if (job.kv.type == KV_F16) attention_as<KvFloat<F16>>(job);
   else attention_as<KvFloat<F32>>(job);
+}
+
+static void merge_parts(const float* parts, int64_t stride, int n_splits, int head_dim, float* tot, float* out) {
+  const int v_dim = (head_dim + 15) / 16 * 16;
+  alignas(64) float lt[16] = {};
+  float mt = NEG_INF;
+  memset(tot, 0, size_t(v_dim) * 4);
+  for (int i = 0; i < n_splits; i++, parts += stride) merge(parts[0], parts + 16, parts + 32, v_dim, mt, lt, tot);
+  finish(tot, lt, head_dim, out);
 }
 
 static void write_kv(const KvShape& s, uint8_t* page, int kv_head, int t, const float* k, const float* v) {

@@ -82,7 +82,7 @@ static void rope(const float* x, int head_dim, int n_rot, bool interleaved, cons
   for (int i = n_rot; i < head_dim; i++) out[i] = x[i];
 }
 
-static const FloatOps float_ops = {rms_norm, op_add, op_scale, glu, op_softcap, rope, write_kv, tile_bytes, attention};
+static const FloatOps float_ops = {rms_norm, op_add, op_scale, glu, op_softcap, rope, write_kv, tile_bytes, attention, merge_parts};
 
 }  // namespace ER_ISA
 }  // namespace er

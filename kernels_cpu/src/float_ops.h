@@ -38,9 +38,12 @@ struct AttnJob {
   int window;                // 0: none
   float scale, softcap;
   uint8_t* scratch;          // 64-byte aligned, attn_scratch bytes
-  float* parts;              // not null: compute `split` alone and leave it here, [q1 - q0][part_floats], instead of in out
+  float* parts;              // not null: compute `split` alone and leave it here, part_floats a query, instead of in out
   int split;
 };
+
+// What a split leaves of a query: its maximum, then sixteen sums of exponentials, then weighed values.
+constexpr int64_t part_floats(int head_dim) { return (head_dim + 15) / 16 * 16 + 32; }
 
 struct FloatOps {
   // out may be x. `group` divides n; the weight has `group` values.
@@ -55,6 +58,8 @@ struct FloatOps {
   void (*write_kv)(const KvShape& s, uint8_t* page, int kv_head, int t, const float* k, const float* v);
   size_t (*attn_scratch)(int head_dim);
   void (*attention)(const AttnJob& job);
+  // Fold one query's n_splits parts, `stride` floats apart, in order. out: [head_dim]. tot: v_dim floats of scratch.
+  void (*merge_parts)(const float* parts, int64_t stride, int n_splits, int head_dim, float* tot, float* out);
 };
 
 }  // namespace er

@@ -1,12 +1,14 @@
 // job.cpp
 #include "job.h"
 #include <cstring>
+#include "float_ops.h"
 
 namespace er {
 
 Job::~Job() {
   free(memory);
   free(items);
+  free(merges);
   free(cuts);
 }
 
@@ -46,26 +48,46 @@ bool Job::take(const BatchView& v, const RopeTable* t, int n_tables) {
   return true;
 }
 
-bool Job::plan_attention(int n_heads, int n_kv, int n_threads) {
+template <class T> static bool room(T** list, int* cap, int need) {
+  if (need <= *cap) return true;
+  T* more = static_cast<T*>(realloc(*list, sizeof(T) * need * 2));
+  if (!more) return false;
+  *list = more;
+  *cap = need * 2;
+  return true;
+}
+
+// Queries of an item. A KV head's queries share the reading of its pages, so they part only where threads lack work.
+static int queries_of_item(int n, int chunks, int n_threads, bool split) {
+  const int want = n_threads * (split ? 2 : 4);
+  if (chunks >= want) return split ? n : TILE;
+  const int cuts = (want + chunks - 1) / chunks, per = (n + cuts - 1) / cuts;
+  if (per == 1 && n > 1 && chunks * ((n + 1) / 2) >= n_threads) return 2;
+  return per >= TILE && !split ? TILE : per > 8 ? (per + 7) / 8 * 8 : per;
+}
+
+bool Job::plan_attention(int n_heads, int n_kv, int n_threads, bool split) {
   const int group = n_heads / n_kv;
-  const int64_t queries = int64_t(batch.n_tokens) * group, want = int64_t(n_threads) * 4;
-  int64_t per = (queries * n_kv + want - 1) / want;
-  per = per > 32 ? 32 : per > 8 ? per / 8 * 8 : per < group && queries > group ? group : per < 1 ? 1 : per;
-  n_items = 0;
+  const auto splits_of = [&](int r) {
+    return split ? (batch.n_past[r] + batch.row_start[r + 1] - batch.row_start[r] - 1) / (PAGE * SPLIT_PAGES) + 1 : 1;
+  };
+  int chunks = 0;
+  for (int r = 0; r < batch.n_rows; r++) chunks += n_kv * splits_of(r);
+  n_items = n_merges = n_parts = 0;
   for (int r = 0; r < batch.n_rows; r++) {
-    const int n = (batch.row_start[r + 1] - batch.row_start[r]) * group;
-    const int cuts = int((n + per - 1) / per);
-    if (n_items + cuts * n_kv > items_cap) {
-      const int cap = (n_items + cuts * n_kv) * 2;
-      Item* more = static_cast<Item*>(realloc(items, sizeof(Item) * cap));
-      if (!more) return false;
-      items = more;
-      items_cap = cap;
-    }
+    const int n = (batch.row_start[r + 1] - batch.row_start[r]) * group, n_splits = splits_of(r);
+    const int per = queries_of_item(n, chunks, n_threads, split), cuts = (n + per - 1) / per;
+    if (!room(&items, &items_cap, n_items + cuts * n_kv * n_splits)) return false;
+    if (n_splits > 1 && !room(&merges, &merges_cap, n_merges + cuts * n_kv)) return false;
     for (int h = 0; h < n_kv; h++)
       for (int c = 0; c < cuts; c++) {
-        const int q1 = int((c + 1) * per);
-        items[n_items++] = {r, h, int(c * per), q1 < n ? q1 : n};
+        const int q0 = c * per, q1 = q0 + per < n ? q0 + per : n;
+        if (n_splits == 1) {
+          items[n_items++] = {r, h, q0, q1, -1, 0};
+          continue;
+        }
+        merges[n_merges++] = {r, h, q0, q1, n_parts, n_splits};
+        for (int s = 0; s < n_splits; s++, n_parts += q1 - q0) items[n_items++] = {r, h, q0, q1, s, n_parts};
       }
   }
   return true;

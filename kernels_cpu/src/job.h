@@ -23,10 +23,14 @@ enum { MAX_OUTS = 4 };
 struct Cut {
   const Instr* in;
   int32_t step;
+  bool merge;  // of attention: folds the parts that the phase before left
   int32_t first[MAX_OUTS + 1];
 };
 
-struct Item { int32_t row, kv_head, q0, q1; };  // queries q0..q1 of a KV head
+// Queries q0..q1 of a KV head over all pages they see, or (split >= 0) over one split of them, into parts from `part` on.
+struct Item { int32_t row, kv_head, q0, q1, split, part; };
+// Queries whose splits are folded: split s of query q lies at part + s * (q1 - q0) + q - q0.
+struct Merge { int32_t row, kv_head, q0, q1, part, n_splits; };
 
 struct Job : Step {
   Program* program = nullptr;
@@ -34,9 +38,10 @@ struct Job : Step {
   const float** ropes = nullptr;  // of each table [n_tokens][n_rot], the rows of the batch's positions
   const RopeTable* tables = nullptr;
   Item* items = nullptr;
-  int n_items = 0, items_cap = 0;
+  Merge* merges = nullptr;
+  int n_items = 0, items_cap = 0, n_merges = 0, merges_cap = 0, n_parts = 0;
   Cut* cuts = nullptr;  // [n_phases]
-  int32_t planned[4] = {};  // the sizes that `cuts` fit
+  int32_t planned[5] = {};  // the sizes that `cuts` fit
   int most = 0;             // chunks of a phase
   void* memory = nullptr;
   size_t bytes = 0;
@@ -44,8 +49,9 @@ struct Job : Step {
   ~Job();
   // Copies the batch and the rope rows it needs. False: no memory.
   bool take(const BatchView& view, const RopeTable* tables, int n_tables);
-  // Cuts the queries so that every thread gets several items; where the cuts fall does not touch the bits.
-  bool plan_attention(int n_heads, int n_kv, int n_threads);
+  // Cuts the queries so that every thread gets several items; where the cuts fall does not touch the bits. With `split`,
+  // rows of several splits are cut there first, so that one long row is work for all threads.
+  bool plan_attention(int n_heads, int n_kv, int n_threads, bool split);
   int row_of(int t) const;
 };
 

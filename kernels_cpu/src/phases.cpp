@@ -133,8 +133,8 @@ void Program::store_head(const Instr& in, const Job& job, int t, int kv_head, co
   isa_->ops->write_kv(layer.shape, page, kv_head, pos % PAGE, k, token(in.v, t) + kv_head * in.head_dim);
 }
 
-// out: the row's first token.
-void Program::attend(const Instr& in, const Job& job, const Item& item, float* out, int64_t ld_out, Lane& lane) {
+// out: the row's first token. parts: the item's.
+void Program::attend(const Instr& in, const Job& job, const Item& item, float* out, int64_t ld_out, float* parts, Lane& lane) {
   const KvLayer& layer = kv_->layers[in.layer];
   AttnJob a = {};
   a.q = token(in.q, job.batch.row_start[item.row]);
@@ -154,7 +154,16 @@ void Program::attend(const Instr& in, const Job& job, const Item& item, float* o
   a.scale = in.scale;
   a.softcap = in.softcap;
   a.scratch = lane.scratch;
+  a.parts = item.split < 0 ? nullptr : parts;
+  a.split = item.split;
   isa_->ops->attention(a);
+}
+
+void Program::merge(const Instr& in, const Merge& m, float* out, int64_t ld_out, Lane& lane) {
+  const int hd = in.head_dim, group = in.n_heads / in.n_kv, n = m.q1 - m.q0;
+  for (int q = m.q0; q < m.q1; q++)
+    isa_->ops->merge_parts(parts_ + (m.part + q - m.q0) * part_floats(hd), n * part_floats(hd), m.n_splits, hd, vectors(lane),
+                           out + q / group * ld_out + (m.kv_head * group + q % group) * hd);
 }
 
 void Program::linear(const Instr& in, const Job& job, int thread) {
@@ -223,7 +232,7 @@ void Program::run_phases(const Job& job, int thread) {
         pool_->next_phase(job.n_items);
         for (int c; (c = pool_->claim(thread)) >= 0;) {
           const Item& item = job.items[job.n_items - 1 - c];  // later queries see more: start with the dear ones
-          attend(in, job, item, token(in.out, job.batch.row_start[item.row]), ld_[in.out], lane);
+          attend(in, job, item, token(in.out, job.batch.row_start[item.row]), ld_[in.out], nullptr, lane);
         }
         break;
       case OP_GATHER:

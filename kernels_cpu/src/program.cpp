@@ -54,6 +54,7 @@ Program::~Program() {
   pool_->relay().quiesce();
   for (int i = 0; i < n_buffers_ && buffers_; i++) free_pages(buffers_[i], buffer_bytes_[i]);
   for (int i = 0; i < N_ACTS; i++) free_pages(act_[i], act_bytes_[i]);
+  free_pages(parts_, parts_bytes_);
   for (int i = 0; i < pool_->n_threads() && lanes_; i++) free_pages(lanes_[i].scratch, scratch_bytes_);
   for (int i = 0; i < n_jobs_ && jobs_; i++) jobs_[i].~Job();
   free_pages(lanes_, sizeof(Lane) * pool_->n_threads());
@@ -88,6 +89,13 @@ bool Program::reserve(int n_tokens, int n_outputs) {
   return true;
 }
 
+bool Program::reserve_parts(int n) {
+  const size_t need = size_t(n) * part_floats(max_head_dim_) * sizeof(float);
+  if (need <= parts_bytes_) return true;
+  pool_->relay().quiesce();
+  return grow((void**)&parts_, &parts_bytes_, need * 2);
+}
+
 static size_t up(size_t bytes) { return (bytes + 127) / 64 * 64; }
 static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 
@@ -95,6 +103,7 @@ static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 bool Program::reserve_scratch(int n_tokens, int n_outputs) {
   size_t kernel = isa_->ops->attn_scratch(max_head_dim_), acts[N_ACTS] = {}, mine = 0, glu = 0;
   size_t result = max(max_width_, FEW * size_t(max_heads_width_));
+  result = max(result, FEW * size_t(max_group_) * size_t(part_floats(max_head_dim_)));
   for (int i = 0; i < n_code_; i++) {
     const Instr& in = code_[i];
     if (in.op != OP_LINEAR) continue;
@@ -174,11 +183,11 @@ const char* Program::run(const BatchView& batch, const RopeTable* tables, int n_
   if (!job || !reserve(batch.n_tokens, batch.n_outputs) || !job->take(batch, tables, n_tables)) return "out of memory";
   for (int i = 0; i < n_code_; i++)
     if (code_[i].op == OP_ATTENTION) {
-      if (!job->plan_attention(code_[i].n_heads, code_[i].n_kv, pool_->size())) return "out of memory";
+      if (!job->plan_attention(code_[i].n_heads, code_[i].n_kv, pool_->size(), few)) return "out of memory";
       break;  // every layer has the same heads
     }
   if (few) {
-    if (!plan_step(*job)) return "out of memory";
+    if (!reserve_parts(job->n_parts) || !plan_step(*job)) return "out of memory";
     pool_->run_step(job);
   } else {
     pool_->run([](void* j, int thread) { static_cast<Job*>(j)->program->run_phases(*static_cast<Job*>(j), thread); }, job);

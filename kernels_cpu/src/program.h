@@ -102,6 +102,7 @@ class Program {
   // program.cpp: memory, checks, the way through a batch
   bool reserve(int n_tokens, int n_outputs);
   bool reserve_scratch(int n_tokens, int n_outputs);
+  bool reserve_parts(int n);
   const char* check(const BatchView& batch, const RopeTable* tables, int n_tables) const;
   Job* free_job();
   int count(const Instr& in, const Job& job) const { return in.gathered ? job.batch.n_outputs : job.batch.n_tokens; }
@@ -118,7 +119,8 @@ class Program {
                     Lane& lane);
   const float* rotate_head(const Instr& in, const Job& job, int t, int h, Lane& lane, float* out);
   void store_head(const Instr& in, const Job& job, int t, int kv_head, const float* k);
-  void attend(const Instr& in, const Job& job, const Item& item, float* out, int64_t ld_out, Lane& lane);
+  void attend(const Instr& in, const Job& job, const Item& item, float* out, int64_t ld_out, float* parts, Lane& lane);
+  void merge(const Instr& in, const Merge& m, float* out, int64_t ld_out, Lane& lane);
   void linear(const Instr& in, const Job& job, int thread);
   void rope_kv(const Instr& in, const Job& job, int thread);
   bool inline_prologue(const Instr& in, int n) const;
@@ -132,6 +134,7 @@ class Program {
   int64_t patience(const Instr& in, const Job& job, const Cut& cut, int longest) const;
   void compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane);
   void commit_linear(const Instr& in, const Job& job, const Cut& cut, int chunk, Lane& lane);
+  void commit_attention(const Instr& in, const Job& job, const Cut& cut, int chunk, const float* from);
   static int matrix_of(const Cut& cut, int chunk);
 
   const float* token(int buffer, int t) const { return buffers_[buffer] + int64_t(t) * ld_[buffer]; }
@@ -148,6 +151,8 @@ class Program {
   int64_t* ld_ = nullptr;
   float** buffers_ = nullptr;
   size_t *buffer_bytes_ = nullptr;
+  float* parts_ = nullptr;  // of attention over rows of several splits, layer after layer
+  size_t parts_bytes_ = 0;
   int max_width_ = 0, max_tokens_ = 0, max_outputs_ = 0;
   uint8_t* act_[N_ACTS] = {};
   size_t act_bytes_[N_ACTS] = {};

@@ -12,7 +12,7 @@ constexpr int64_t PATIENCE_NS = 20 * 1000;
 // The batch's sizes decide the cut; the number of chunks is returned.
 int Program::cut(const Instr& in, const Job& job, Cut& c) const {
   const int n = count(in, job);
-  c = {&in, 1, {0}};
+  c = {&in, 1, false, {0}};
   if (in.op == OP_ATTENTION) return job.n_items;
   if (in.op == OP_ROPE_KV) {
     const int all = n * (in.n_heads + in.n_kv), step = all / (pool_->size() * 2);
@@ -37,7 +37,8 @@ int64_t Program::patience(const Instr& in, const Job& job, const Cut& c, int lon
     const int64_t bytes = int64_t(c.step) * int64_t(w.linear->tile_bytes(int(w.n_cols))) * (in.epilogue == EPI_GLU ? 2 : 1);
     ns = bytes / 5 * (8 + count(in, job)) / 8;
   } else if (in.op == OP_ATTENTION) {
-    const int64_t seen = in.window > 0 && in.window < longest ? in.window : longest;
+    int64_t seen = in.window > 0 && in.window < longest ? in.window : longest;
+    if (seen > PAGE * SPLIT_PAGES) seen = PAGE * SPLIT_PAGES;
     for (int i = 0; i < job.n_items; i++) {
       const int64_t cost = seen * in.head_dim * (job.items[i].q1 - job.items[i].q0 + 8) / 8;
       ns = cost > ns ? cost : ns;
@@ -64,12 +65,13 @@ bool Program::plan_step(Job& job) {
     longest = seen > longest ? seen : longest;
   }
   longest = (longest + 511) / 512 * 512;
-  const int32_t sizes[4] = {job.batch.n_tokens, job.batch.n_outputs, job.n_items, longest};
+  const int32_t sizes[5] = {job.batch.n_tokens, job.batch.n_outputs, job.n_items, longest, job.n_merges};
   if (job.cuts && memcmp(sizes, job.planned, sizeof sizes) == 0) return pool_->relay().reserve(job.most);
-  if (!job.cuts) job.cuts = static_cast<Cut*>(malloc(n_code_ * (sizeof(Cut) + 2 * sizeof(int32_t))));
+  const int room = 2 * n_code_;  // attention may take two phases
+  if (!job.cuts) job.cuts = static_cast<Cut*>(malloc(room * (sizeof(Cut) + 2 * sizeof(int32_t))));
   if (!job.cuts) return false;
-  int32_t* chunks = reinterpret_cast<int32_t*>(job.cuts + n_code_);
-  int32_t* patient = chunks + n_code_;
+  int32_t* chunks = reinterpret_cast<int32_t*>(job.cuts + room);
+  int32_t* patient = chunks + room;
   int n = 0;
   job.most = 0;
   for (int i = 0; i < n_code_; i++) {
@@ -78,6 +80,10 @@ bool Program::plan_step(Job& job) {
     patient[n] = int32_t(patience(code_[i], job, job.cuts[n], longest));
     job.most = chunks[n] > job.most ? chunks[n] : job.most;
     n++;
+    if (code_[i].op != OP_ATTENTION || job.n_merges == 0) continue;
+    job.cuts[n] = {&code_[i], 1, true, {0}};
+    chunks[n] = job.n_merges;
+    patient[n++] = PATIENCE_NS;
   }
   job.n_phases = n;
   job.chunks = chunks;
@@ -110,7 +116,9 @@ void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int
     for (int i = chunk * cut.step; i < (chunk + 1) * cut.step && i < all; i++, out += in.head_dim)
       rotate_head(in, job, i / heads, i % heads, lane, out);
   } else if (in.op == OP_ATTENTION) {
-    attend(in, job, job.items[chunk], out, int64_t(in.n_heads) * in.head_dim, lane);
+    const int64_t width = int64_t(in.n_heads) * in.head_dim;
+    if (cut.merge) merge(in, job.merges[chunk], out, width, lane);
+    else attend(in, job, job.items[chunk], out, width, out, lane);
   }
 }
 
@@ -157,16 +165,20 @@ void Program::commit(const Job& job, int phase, int chunk, int thread) {
       }
       break;
     }
-    case OP_ATTENTION: {
-      const Item& item = job.items[chunk];
-      const int group = in.n_heads / in.n_kv, t0 = job.batch.row_start[item.row];
-      for (int q = item.q0; q < item.q1; q++) {
-        const int t = q / group, at = (item.kv_head * group + q % group) * hd;
-        copy(token(in.out, t0 + t) + at, from + int64_t(t) * in.n_heads * hd + at, hd);
-      }
-      break;
-    }
+    case OP_ATTENTION: commit_attention(in, job, cut, chunk, from); break;
     default: break;
+  }
+}
+
+void Program::commit_attention(const Instr& in, const Job& job, const Cut& cut, int chunk, const float* from) {
+  const Item& item = job.items[cut.merge ? 0 : chunk];
+  if (!cut.merge && item.split >= 0)
+    return copy(parts_ + item.part * part_floats(in.head_dim), from, (item.q1 - item.q0) * part_floats(in.head_dim));
+  const Merge m = cut.merge ? job.merges[chunk] : Merge{item.row, item.kv_head, item.q0, item.q1, 0, 1};
+  const int hd = in.head_dim, group = in.n_heads / in.n_kv, t0 = job.batch.row_start[m.row];
+  for (int q = m.q0; q < m.q1; q++) {
+    const int t = q / group, at = (m.kv_head * group + q % group) * hd;
+    copy(token(in.out, t0 + t) + at, from + int64_t(t) * in.n_heads * hd + at, hd);
   }
 }
 

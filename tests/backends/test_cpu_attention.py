@@ -1,0 +1,136 @@
+"""Attention of the CPU backend against the reference, on every instruction set of this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from helpers.attention import Rig, ids_of
+
+from edgerun.backends.base import Attention
+from edgerun.backends.cpu import CPUBackend
+from edgerun.backends.cpu_abi import isa_names
+from edgerun.backends.reference import ReferenceBackend
+
+F32 = npt.NDArray[np.float32]
+ISAS = isa_names()
+KV = ("f16", "f32")
+#: n_heads, n_kv_heads, head_dim, window, softcap
+SPECS = {
+    "mha": Attention(3, 3, 64, 64**-0.5),
+    "group 3, head 48": Attention(9, 3, 48, 48**-0.5),
+    "group 4, window": Attention(8, 2, 128, 128**-0.5, window=70),
+    "group 4, head 256": Attention(4, 1, 256, 1 / 16, softcap=20.0, window=512),
+    "group 8, head 80": Attention(8, 1, 80, 80**-0.5),
+    "group 5, head 96": Attention(10, 2, 96, 96**-0.5, softcap=50.0),
+    "group 7, head 20": Attention(7, 1, 20, 0.2),
+    "group 71, head 64": Attention(71, 1, 64, 0.125),
+}
+by_spec = pytest.mark.parametrize("name", SPECS)
+by_isa = pytest.mark.parametrize("isa", ISAS)
+by_kv = pytest.mark.parametrize("kv_type", KV)
+
+Open = Callable[..., Rig]
+
+
+@pytest.fixture
+def open_rig() -> Iterator[Open]:
+    backends: list[CPUBackend] = []
+
+    def make(
+        name: str, kv_type: str, isa: str | None = None, threads: int = 2, **kw: object
+    ) -> Rig:
+        backends.append(CPUBackend(threads=threads, isa=isa))
+        return Rig(backends[-1], SPECS[name], kv_type, **kw)  # type: ignore[arg-type]
+
+    yield make
+    for b in backends:
+        b.close()
+
+
+def same_bits(a: F32, b: F32) -> bool:
+    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@by_isa
+@by_kv
+@by_spec
+def test_against_the_reference(open_rig: Open, name: str, kv_type: str, isa: str) -> None:
+    ids = ids_of(150)
+    expected = Rig(ReferenceBackend(), SPECS[name], kv_type).run(ids, [150], 150)
+    found = open_rig(name, kv_type, isa).run(ids, [100, 3, 47], 150)
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=0)
+
+
+@by_isa
+@by_kv
+@by_spec
+def test_chunks_leave_no_trace(open_rig: Open, name: str, kv_type: str, isa: str) -> None:
+    rig = open_rig(name, kv_type, isa)
+    ids = ids_of(140)
+    whole = rig.run(ids, [140], 140)
+    for chunks in ([1], [7], [16], [33], [5, 64, 1, 2, 3]):
+        assert same_bits(whole, rig.run(ids, chunks, 140)), chunks
+
+
+@by_kv
+@pytest.mark.parametrize("name", ["mha", "group 4, window", "group 8, head 80"])
+def test_splits_by_many_threads(open_rig: Open, name: str, kv_type: str) -> None:
+    """Beyond 2048 tokens a row's splits are work for several threads, folded afterwards."""
+    n = 4500
+    ids = ids_of(n)
+    kw = {"n_pages": 145}
+    one = open_rig(name, kv_type, threads=1, **kw).run(ids, [512], 20)
+    expected = Rig(ReferenceBackend(), SPECS[name], kv_type, **kw).run(ids, [500], 20)
+    np.testing.assert_allclose(one, expected, atol=2e-5, rtol=0)
+    for threads in (1, 2, 5):
+        rig = open_rig(name, kv_type, threads=threads, **kw)
+        for last in ([1], [16], [3, 1, 9]):
+            assert same_bits(one, rig.run(ids, [n - 20, *last], 20)), (threads, last)
+
+
+def test_rows_of_one_and_of_several_splits_share_a_batch(open_rig: Open) -> None:
+    rig = open_rig("group 8, head 80", "f16", threads=3, n_pages=290)
+    lengths = [4130, 5, 2047, 2048, 90]
+    alone = [rig.run(ids_of(n + 6, n), [n, 2], 6) for n in lengths]
+    pages: list[list[int]] = [[] for _ in lengths]
+    for p, n in zip(pages, lengths, strict=True):
+        rig.step([(p, ids_of(n + 6, n)[:n], 0, 0)])
+    found = [
+        rig.step(
+            [
+                (p, ids_of(n + 6, n)[n + i : n + i + 3], n + i, 3)
+                for p, n in zip(pages, lengths, strict=True)
+            ]
+        )
+        for i in (0, 3)
+    ]
+    for r, want in enumerate(alone):
+        got = np.concatenate([part[3 * r : 3 * r + 3] for part in found])
+        assert same_bits(want, got), lengths[r]
+
+
+@by_kv
+def test_sets_agree(open_rig: Open, kv_type: str) -> None:
+    ids = ids_of(100)
+    found = {
+        isa: open_rig("group 5, head 96", kv_type, isa).run(ids, [100], 100)
+        for isa in ISAS
+        if isa != "generic"
+    }
+    for other in found.values():
+        assert same_bits(other, next(iter(found.values())))
+
+
+def test_old_pages_do_not_show(open_rig: Open) -> None:
+    """Pages come back dirty, here with NaN in every slot."""
+    rig = open_rig("group 4, window", "f32", n_pages=8)
+    ids = ids_of(100)
+    expected = rig.run(ids, [37], 100)
+    nan = np.full(rig.kv.page_bytes // 4, np.nan, np.float32).tobytes()
+    for chunks in ([100], [37], [1]):
+        for page in range(8):
+            rig.kv.import_page(page, nan)
+        assert same_bits(expected, rig.run(ids, chunks, 100))

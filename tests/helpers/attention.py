@@ -1,0 +1,94 @@
+"""Attention alone on a backend: q, k and v of a token are rows of three random tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgerun.backends.base import (
+    PAGE_SIZE,
+    Attention,
+    Backend,
+    Batch,
+    KVLayer,
+    Ops,
+    RawTensor,
+    Tensor,
+)
+from edgerun.gguf import GGMLType
+
+F32 = npt.NDArray[np.float32]
+N_VOCAB = 257
+
+
+class Rig:
+    """One attention layer; logits are its output. Pages are handed out in a scattered order.
+
+    ``loud`` tokens have a key that much longer than the others': they move the running maximum.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: Attention,
+        kv_type: str,
+        *,
+        n_pages: int = 64,
+        loud: float = 3.0,
+    ) -> None:
+        rng = np.random.default_rng(spec.n_heads * 1000 + spec.head_dim)
+        self.spec = spec
+        self.n_pages = n_pages
+        self._free = [int(p) for p in rng.permutation(n_pages)]
+        widths = [spec.n_heads, spec.n_kv_heads, spec.n_kv_heads]
+        tables = [rng.standard_normal((N_VOCAB, n * spec.head_dim), np.float32) for n in widths]
+        tables[1][::50] *= loud
+        self._q, self._k, self._v = (
+            backend.upload(_tensor(f"table{i}", t), "embedding") for i, t in enumerate(tables)
+        )
+        width = spec.n_heads * spec.head_dim
+        self._eye = backend.upload(_tensor("eye", np.eye(width, dtype=np.float32)), "matrix")
+        layers = [KVLayer(spec.n_kv_heads, spec.head_dim, spec.window)]
+        self.kv = backend.new_kv(layers, n_pages, kv_type)
+        self.program = backend.prepare(self._forward, self.kv, n_pages * PAGE_SIZE)
+
+    def _forward(self, ops: Ops) -> Tensor:
+        q, k, v = (ops.embed(w) for w in (self._q, self._k, self._v))
+        return ops.logits(ops.outputs(ops.attention(q, k, v, 0, self.spec)), self._eye)
+
+    def step(self, rows: Sequence[tuple[list[int], Sequence[int], int, int]]) -> F32:
+        """``(pages, ids, n_past, n_outputs)`` a row; the last ``n_outputs`` tokens' results."""
+        for pages, ids, n_past, _ in rows:
+            while len(pages) * PAGE_SIZE < n_past + len(ids):
+                pages.append(self._free.pop())
+        batch = Batch.pack(
+            [(ids, past, pages, range(len(ids) - n, len(ids))) for pages, ids, past, n in rows]
+        )
+        return np.array(self.program.run(batch))
+
+    def run(self, ids: Sequence[int], chunks: Sequence[int], n_outputs: int) -> F32:
+        """Results of the last ``n_outputs`` tokens of a fresh sequence fed in ``chunks``, of which
+        the last one is repeated: [n_outputs, n_heads * head_dim]."""
+        pages: list[int] = []
+        parts: list[F32] = []
+        done = 0
+        sizes = list(chunks)
+        while done < len(ids):
+            size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+            part = ids[done : done + size]
+            wanted = max(0, min(len(part), done + len(part) - (len(ids) - n_outputs)))
+            parts.append(self.step([(pages, part, done, wanted)]))
+            done += len(part)
+        self._free.extend(pages)
+        return np.concatenate(parts)
+
+
+def ids_of(n: int, seed: int = 0) -> list[int]:
+    return [int(i) for i in np.random.default_rng(seed).integers(0, N_VOCAB, n)]
+
+
+def _tensor(key: str, values: F32) -> RawTensor:
+    data = np.ascontiguousarray(values, np.float32)
+    return RawTensor(key, GGMLType.F32, data.shape, data.view(np.uint8))
