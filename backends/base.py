@@ -105,6 +105,13 @@ class KVLayer:
     head_dim: int
     window: int = 0
 
+    def token_bytes(self, kv_type: str) -> int:
+        """Bytes that K and V of one token take, padding left out: q8_0 keeps an int8 a value and an
+        fp16 scale per 32 of a head's."""
+        if kv_type == "q8_0":
+            return 2 * self.n_kv_heads * (self.head_dim + 2 * -(-self.head_dim // 32))
+        return 2 * self.n_kv_heads * self.head_dim * (4 if kv_type == "f32" else 2)
+
 
 @dataclass(frozen=True)
 class Memory:

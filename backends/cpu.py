@@ -48,7 +48,7 @@ class CPUBackend(base.Backend):
     """
 
     name = "cpu"
-    kv_types = ("f16", "f32")
+    kv_types = ("f16", "f32", "q8_0")
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
         self._so = abi.native()

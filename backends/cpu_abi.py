@@ -15,7 +15,7 @@ MAX_OUTS = 4
 OP_EMBED, OP_TOKENWISE, OP_LINEAR, OP_ROPE_KV, OP_ATTENTION, OP_GATHER = range(6)
 EPI_NONE, EPI_RESIDUAL, EPI_GLU, EPI_SOFTCAP = range(4)
 GLU = {"silu": 1, "gelu": 2}
-KV_TYPES = {"f16": 0, "f32": 1}
+KV_TYPES = {"f16": 0, "f32": 1, "q8_0": 2}
 
 
 class Prologue(ctypes.Structure):

@@ -29,20 +29,20 @@ from edgerun.backends.base import (
     Rope,
 )
 from edgerun.backends.host import host_memory
+from edgerun.backends.reference_kv import ReferenceKV, Store
 from edgerun.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedModelError
 from edgerun.gguf import GGMLType, dequantize
 
 __all__ = ["ReferenceBackend"]
 
 F32 = npt.NDArray[np.float32]
-_KV_DTYPES: dict[str, type[np.floating[Any]]] = {"f32": np.float32, "f16": np.float16}
 
 
 class ReferenceBackend(Backend):
     """numpy on the CPU. Matrices are kept in float32: four bytes a weight."""
 
     name = "reference"
-    kv_types = ("f32", "f16")
+    kv_types = ("f32", "f16", "q8_0")
 
     def __init__(self) -> None:
         self._weights: dict[str, F32] = {}
@@ -66,14 +66,14 @@ class ReferenceBackend(Backend):
         self, layers: Sequence[KVLayer], n_pages: int, kv_type: str | None = None
     ) -> ReferenceKV:
         kind = kv_type or self.kv_types[0]
-        if kind not in _KV_DTYPES:
+        if kind not in self.kv_types:
             raise BackendError(
-                f"kv_type '{kind}' is not one of the reference backend's: {', '.join(_KV_DTYPES)}"
+                f"kv_type '{kind}' is not one of the reference backend's: "
+                f"{', '.join(self.kv_types)}"
             )
-        dtype = np.dtype(_KV_DTYPES[kind])
-        token = sum(2 * layer.n_kv_heads * layer.head_dim for layer in layers) * dtype.itemsize
+        token = sum(layer.token_bytes(kind) for layer in layers)
         self._reserve(token * PAGE_SIZE * n_pages, f"a KV pool of {n_pages} pages")
-        return ReferenceKV(layers, n_pages, dtype)
+        return ReferenceKV(layers, n_pages, kind)
 
     def prepare(self, forward: Forward, kv: KVPool, n_ctx: int) -> ReferenceProgram:
         if not isinstance(kv, ReferenceKV):
@@ -95,39 +95,6 @@ class ReferenceBackend(Backend):
                 f"{what} needs {size / 2**20:.0f} MiB in float32, but {free / 2**20:.0f} MiB are "
                 "free: use the cpu backend, a smaller model or a smaller n_ctx"
             )
-
-
-class ReferenceKV(KVPool):
-    """Per layer, keys and values: [n_pages, PAGE_SIZE, n_kv_heads, head_dim]."""
-
-    def __init__(self, layers: Sequence[KVLayer], n_pages: int, dtype: np.dtype[Any]) -> None:
-        self.n_pages = n_pages
-        self.keys: list[npt.NDArray[Any]] = []
-        self.values: list[npt.NDArray[Any]] = []
-        for layer in layers:
-            shape = (n_pages, PAGE_SIZE, layer.n_kv_heads, layer.head_dim)
-            self.keys.append(np.zeros(shape, dtype))
-            self.values.append(np.zeros(shape, dtype))
-        self.page_bytes = sum(a[0].nbytes for a in self._arrays()) if n_pages else 0
-
-    def _arrays(self) -> list[npt.NDArray[Any]]:
-        return [*self.keys, *self.values]
-
-    def copy_page(self, src: int, dst: int) -> None:
-        for a in self._arrays():
-            a[dst] = a[src]
-
-    def export_page(self, page: int) -> bytes:
-        return b"".join(a[page].tobytes() for a in self._arrays())
-
-    def import_page(self, page: int, data: bytes) -> None:
-        if len(data) != self.page_bytes:
-            raise BackendError(f"a KV page is {self.page_bytes} bytes, not {len(data)}")
-        pos = 0
-        for a in self._arrays():
-            part = np.frombuffer(data, a.dtype, a[page].size, pos)
-            a[page] = part.reshape(a[page].shape)
-            pos += part.nbytes
 
 
 class ReferenceProgram(Program):
@@ -250,8 +217,8 @@ class _NumpyOps:
         shape = (-1, spec.n_kv_heads, spec.head_dim)
         out = np.empty_like(q)
         for row in self._rows:
-            keys[row.page, row.slot] = k[row.span].reshape(shape)
-            values[row.page, row.slot] = v[row.span].reshape(shape)
+            keys.write((row.page, row.slot), k[row.span].reshape(shape))
+            values.write((row.page, row.slot), v[row.span].reshape(shape))
             out[row.span] = _attend(q[row.span], keys, values, row, spec)
         return out
 
@@ -283,9 +250,7 @@ def _soft_cap(x: F32, cap: float) -> F32:
     return np.float32(cap) * np.tanh(x / np.float32(cap)) if cap > 0 else x
 
 
-def _attend(
-    q: F32, keys: npt.NDArray[Any], values: npt.NDArray[Any], row: _Row, spec: Attention
-) -> F32:
+def _attend(q: F32, keys: Store, values: Store, row: _Row, spec: Attention) -> F32:
     """One row's attention: q [n, n_heads * head_dim] against its pages."""
     n, group = len(q), spec.n_heads // spec.n_kv_heads
     first = 0  # the first page any of these tokens sees
@@ -295,8 +260,8 @@ def _attend(
     n_seen = row.n_total - start
     pages = row.pages[first:]
 
-    def gather(pool: npt.NDArray[Any]) -> F32:  # [n_kv_heads, n_seen, head_dim]
-        flat = pool[pages].reshape(-1, spec.n_kv_heads, spec.head_dim)[:n_seen]
+    def gather(pool: Store) -> F32:  # [n_kv_heads, n_seen, head_dim]
+        flat = pool.read(pages).reshape(-1, spec.n_kv_heads, spec.head_dim)[:n_seen]
         return np.ascontiguousarray(flat.swapaxes(0, 1), np.float32)
 
     # Query heads of one KV head lie together: [n_kv_heads, group * n, head_dim].

@@ -59,8 +59,8 @@ class LLM:
         n_ctx: context in tokens, prompt and answer together; ``None`` = as trained, as far as
             memory reaches.
         threads: ``None`` = physical cores.
-        kv_type: how K and V are stored: ``"f16"`` or ``"f32"``; ``None`` = the backend's default
-            (cpu f16, reference f32).
+        kv_type: how K and V are stored: ``"f16"``, ``"q8_0"`` (half of that) or ``"f32"``;
+            ``None`` = the backend's default (cpu f16, reference f32).
         max_batch: most sequences in one step; others wait.
         progress: called with bytes loaded and bytes in all.
 

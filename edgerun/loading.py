@@ -189,8 +189,7 @@ def _upload(
 
 
 def _token_bytes(family: Architecture, config: ModelConfig, kv_type: str) -> int:
-    item = 4 if kv_type == "f32" else 2
-    return sum(2 * x.n_kv_heads * x.head_dim * item for x in family.kv_layers(config))
+    return sum(layer.token_bytes(kv_type) for layer in family.kv_layers(config))
 
 
 def _context(

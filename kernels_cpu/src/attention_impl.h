@@ -4,6 +4,7 @@
 // split, and splits are folded in order, whether one thread walks them all or each is computed apart.
 #pragma once
 #include "kv_float.h"
+#include "kv_q8.h"
 #include "simd_int.h"
 
 namespace er {
@@ -146,6 +147,7 @@ template <class E> static void attention_as(const AttnJob& job) {
 
 static void attention(const AttnJob& job) {
   if (job.kv.type == KV_F16) attention_as<KvFloat<F16>>(job);
+  else if (job.kv.type == KV_Q8_0) attention_as<KvQ8>(job);
   else attention_as<KvFloat<F32>>(job);
 }
 
@@ -162,6 +164,7 @@ static void write_kv(const KvShape& s, uint8_t* page, int kv_head, int t, const 
   uint8_t* kp = page + kv_head * s.k_bytes;
   uint8_t* vp = page + s.n_kv * s.k_bytes + kv_head * s.v_bytes;
   if (s.type == KV_F16) KvFloat<F16>::write(s, kp, vp, t, k, v);
+  else if (s.type == KV_Q8_0) KvQ8::write(s, kp, vp, t, k, v);
   else KvFloat<F32>::write(s, kp, vp, t, k, v);
 }
 

@@ -24,15 +24,8 @@ ER_API void* er_kv_new(int type, int n_layers, const int32_t* n_kv, const int32_
   kv->layers = static_cast<KvLayer*>(calloc(n_layers ? n_layers : 1, sizeof(KvLayer)));
   kv->n_pages = n_pages;
   kv->n_layers = n_layers;
-  const size_t item = type == KV_F16 ? 2 : 4;
   for (int i = 0; kv->layers && i < n_layers; i++) {
-    KvShape& s = kv->layers[i].shape;
-    s.type = type;
-    s.n_kv = n_kv[i];
-    s.head_dim = head_dim[i];
-    s.v_dim = (head_dim[i] + 15) / 16 * 16;
-    s.k_bytes = size_t(s.head_dim) * PAGE * item;
-    s.v_bytes = size_t(s.v_dim) * PAGE * item;
+    const KvShape s = kv->layers[i].shape = kv_shape(type, n_kv[i], head_dim[i]);
     kv->layers[i].offset = kv->page_bytes;
     kv->page_bytes += (s.n_kv * (s.k_bytes + s.v_bytes) + 63) / 64 * 64;
   }

@@ -11,16 +11,28 @@ constexpr int SPLIT_PAGES = 64;  // pages summed before a merge: part of the num
 constexpr int TILE = 64;         // queries of a KV head that attention takes at a time
 
 enum Glu : int { GLU_SILU = 1, GLU_GELU = 2 };
-enum KvType : int { KV_F16 = 0, KV_F32 = 1 };
+enum KvType : int { KV_F16 = 0, KV_F32 = 1, KV_Q8_0 = 2, N_KV_TYPES = 3 };
 
-// One layer's part of a page: K as [n_kv][head_dim][PAGE], then V as [n_kv][PAGE][v_dim], v_dim = head_dim
-// rounded up to 16 with zeros behind. K is transposed so that a vector holds sixteen tokens and no dot product
-// needs a horizontal sum.
+// One layer's part of a page: K of every KV head, then V of every KV head, in the type's own order (kv_float.h, kv_q8.h).
 struct KvShape {
   int type;      // KvType
-  int n_kv, head_dim, v_dim;
+  int n_kv, head_dim, v_dim;  // v_dim = head_dim rounded up to 16 with zeros behind
   size_t k_bytes, v_bytes;  // of one KV head
 };
+
+inline KvShape kv_shape(int type, int n_kv, int head_dim) {
+  KvShape s = {type, n_kv, head_dim, (head_dim + 15) / 16 * 16, 0, 0};
+  if (type == KV_Q8_0) {
+    const size_t scales = size_t((head_dim + 31) / 32) * PAGE * 2;
+    s.k_bytes = size_t((head_dim + 3) / 4) * 4 * PAGE + scales;
+    s.v_bytes = size_t(s.v_dim) * PAGE + scales;
+  } else {
+    const size_t item = type == KV_F16 ? 2 : 4;
+    s.k_bytes = size_t(head_dim) * PAGE * item;
+    s.v_bytes = size_t(s.v_dim) * PAGE * item;
+  }
+  return s;
+}
 
 // Queries q0..q1 of one row and KV head; query q is token q / group, head kv_head * group + q % group.
 struct AttnJob {

@@ -22,6 +22,7 @@ ER_INL vi zero_i() { return _mm256_setzero_si256(); }
 ER_INL vf zero_f() { return _mm256_setzero_ps(); }
 ER_INL vi and_(vi a, vi b) { return _mm256_and_si256(a, b); }
 ER_INL vi or_(vi a, vi b) { return _mm256_or_si256(a, b); }
+ER_INL vi xor_(vi a, vi b) { return _mm256_xor_si256(a, b); }
 ER_INL vi sel(vi m, vi a, vi b) { return or_(and_(m, a), _mm256_andnot_si256(m, b)); }
 template <int N> ER_INL vi sll16(vi a) { return _mm256_slli_epi16(a, N); }
 template <int N> ER_INL vi srl16(vi a) { return _mm256_srli_epi16(a, N); }

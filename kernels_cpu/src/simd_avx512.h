@@ -23,6 +23,7 @@ ER_INL vi zero_i() { return _mm512_setzero_si512(); }
 ER_INL vf zero_f() { return _mm512_setzero_ps(); }
 ER_INL vi and_(vi a, vi b) { return _mm512_and_si512(a, b); }
 ER_INL vi or_(vi a, vi b) { return _mm512_or_si512(a, b); }
+ER_INL vi xor_(vi a, vi b) { return _mm512_xor_si512(a, b); }
 ER_INL vi sel(vi m, vi a, vi b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca); }
 template <int N> ER_INL vi sll16(vi a) { return _mm512_slli_epi16(a, N); }
 template <int N> ER_INL vi srl16(vi a) { return _mm512_srli_epi16(a, N); }

@@ -26,6 +26,7 @@ ER_INL vi zero_i() { return all32(0); }
 ER_INL vf zero_f() { return vf{0, 0, 0, 0}; }
 ER_INL vi and_(vi a, vi b) { return a & b; }
 ER_INL vi or_(vi a, vi b) { return a | b; }
+ER_INL vi xor_(vi a, vi b) { return a ^ b; }
 ER_INL vi sel(vi m, vi a, vi b) { return (m & a) | (~m & b); }
 template <int N> ER_INL vi sll16(vi a) { return (vi)((vu)a << N); }
 template <int N> ER_INL vi srl16(vi a) { return (vi)((vu)a >> N); }

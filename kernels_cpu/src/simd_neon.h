@@ -31,6 +31,7 @@ ER_INL vi zero_i() { return all32(0); }
 ER_INL vf zero_f() { const float32x4_t x = vdupq_n_f32(0.0f); return {x, x}; }
 ER_INL vi and_(vi a, vi b) { return {vandq_s32(a.a, b.a), vandq_s32(a.b, b.b)}; }
 ER_INL vi or_(vi a, vi b) { return {vorrq_s32(a.a, b.a), vorrq_s32(a.b, b.b)}; }
+ER_INL vi xor_(vi a, vi b) { return {veorq_s32(a.a, b.a), veorq_s32(a.b, b.b)}; }
 ER_INL vi sel(vi m, vi a, vi b) {
   return of_u8(vbslq_u8(ER_U8(m.a), ER_U8(a.a), ER_U8(b.a)), vbslq_u8(ER_U8(m.b), ER_U8(a.b), ER_U8(b.b)));
 }

@@ -39,6 +39,8 @@ ER_INL v16 within(v16 x, int lo, int hi, v16 other) {
 ER_INL float max16(v16 x) { return _mm512_reduce_max_ps(x.a); }
 ER_INL v16 load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 ER_INL void store_f16(uint16_t* p, v16 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); }
+ER_INL v16 load_i8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+ER_INL v16 load_i32(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_si512(p))}; }
 ER_INL v16 load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
@@ -80,6 +82,11 @@ ER_INL void store_f16(uint16_t* p, v16 x) {
   _mm_storeu_si128((__m128i*)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
   _mm_storeu_si128((__m128i*)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
 }
+ER_INL __m256 i8_8(const int8_t* p) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p))); }
+ER_INL v16 load_i8(const int8_t* p) { return {i8_8(p), i8_8(p + 8)}; }
+ER_INL v16 load_i32(const int32_t* p) {
+  return {_mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)p)), _mm256_cvtepi32_ps(_mm256_loadu_si256((const __m256i*)(p + 8)))};
+}
 ER_INL __m256 bf8(const uint16_t* p) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)), 16));
 }
@@ -114,6 +121,13 @@ ER_INL v16 load_f16(const uint16_t* p) { ER_4(vcvt_f32_f16(vreinterpret_f16_u16(
 ER_INL void store_f16(uint16_t* p, v16 x) {
   for (int i = 0; i < 4; i++) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i])));
 }
+ER_INL v16 load_i8(const int8_t* p) {
+  const int8x16_t x = vld1q_s8(p);
+  const int16x8_t lo = vmovl_s8(vget_low_s8(x)), hi = vmovl_s8(vget_high_s8(x));
+  return {{vcvtq_f32_s32(vmovl_s16(vget_low_s16(lo))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(lo))),
+           vcvtq_f32_s32(vmovl_s16(vget_low_s16(hi))), vcvtq_f32_s32(vmovl_s16(vget_high_s16(hi)))}};
+}
+ER_INL v16 load_i32(const int32_t* p) { ER_4(vcvtq_f32_s32(vld1q_s32(p + 4 * i))); }
 ER_INL v16 load_bf16(const uint16_t* p) { ER_4(vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p + 4 * i), 16))); }
 #undef ER_4
 #else
@@ -151,6 +165,8 @@ ER_INL float max16(v16 x) {
   for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) x.v[i] = x.v[i] > x.v[i + w] ? x.v[i] : x.v[i + w];
   return x.v[0];
 }
+ER_INL v16 load_i8(const int8_t* p) { ER_16(float(p[i])); }
+ER_INL v16 load_i32(const int32_t* p) { ER_16(float(p[i])); }
 ER_INL v16 load_bf16(const uint16_t* p) {
   v16 r;
   for (int i = 0; i < 16; i++) { uint32_t b = uint32_t(p[i]) << 16; memcpy(&r.v[i], &b, 4); }

@@ -8,7 +8,8 @@ from helpers.paths import FIXTURES
 from helpers.runner import Runner
 
 from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, Memory, RawTensor, Rope
-from edgerun.backends.reference import ReferenceBackend, ReferenceKV, _NumpyOps
+from edgerun.backends.reference import ReferenceBackend, _NumpyOps
+from edgerun.backends.reference_kv import ReferenceKV
 from edgerun.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedModelError
 from edgerun.gguf import GGMLType
 
@@ -24,7 +25,7 @@ def test_n_vocab_is_known_before_the_first_run(runner: Runner) -> None:
     assert runner.program.n_vocab == 300
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
 def test_pages_move_by_copy_and_by_export(kv_type: str) -> None:
     runner = Runner(
         FIXTURES / "arch" / "llama.gguf", ReferenceBackend(), n_ctx=128, kv_type=kv_type
@@ -77,8 +78,8 @@ def test_an_empty_batch(runner: Runner) -> None:
 
 def test_unknown_kv_type_and_foreign_pool() -> None:
     backend = ReferenceBackend()
-    with pytest.raises(BackendError, match=r"'q8_0' is not one of .*f32, f16"):
-        backend.new_kv([KVLayer(1, 8)], 1, "q8_0")
+    with pytest.raises(BackendError, match=r"'q1' is not one of .*f32, f16, q8_0"):
+        backend.new_kv([KVLayer(1, 8)], 1, "q1")
     with pytest.raises(BackendError, match="its own KV pool"):
         backend.prepare(lambda ops: None, object(), 8)  # type: ignore[arg-type]
 
@@ -106,7 +107,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_glu_and_norms_stay_finite_at_the_extremes() -> None:
-    kv = ReferenceKV([], 0, np.dtype(np.float32))
+    kv = ReferenceKV([], 0, "f32")
     ops = _NumpyOps(Batch.pack([([1], 0, [0], [])]), kv)
     gate = np.float32([[-1e4, -100, -1, 0, 1, 100]])
     with np.errstate(all="raise", under="ignore"):
@@ -119,7 +120,7 @@ def test_glu_and_norms_stay_finite_at_the_extremes() -> None:
 
 
 def test_rope_leaves_the_rest_of_a_head_alone() -> None:
-    kv = ReferenceKV([], 0, np.dtype(np.float32))
+    kv = ReferenceKV([], 0, "f32")
     ops = _NumpyOps(Batch.pack([([1, 1], 4, [0], [])]), kv)
     x = np.arange(1, 17, dtype=np.float32).reshape(2, 8)
     for interleaved, (a, b) in ((True, (0, 1)), (False, (0, 2))):
