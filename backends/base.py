@@ -134,6 +134,7 @@ class Batch:
         pages: int32 [n_rows, max_pages], the row's page ids in order, padded with -1. They cover
             ``n_past`` and the new tokens.
         outputs: int32 [n_outputs], ascending indexes into ``tokens`` whose logits are wanted.
+        want_best: whether :attr:`Program.best` is wanted as well.
     """
 
     tokens: I32
@@ -142,6 +143,7 @@ class Batch:
     n_past: I32
     pages: I32
     outputs: I32
+    want_best: bool = False
 
     @property
     def n_tokens(self) -> int:
@@ -152,7 +154,11 @@ class Batch:
         return len(self.n_past)
 
     @classmethod
-    def pack(cls, rows: Sequence[tuple[Sequence[int], int, Sequence[int], Sequence[int]]]) -> Batch:
+    def pack(
+        cls,
+        rows: Sequence[tuple[Sequence[int], int, Sequence[int], Sequence[int]]],
+        want_best: bool = False,
+    ) -> Batch:
         """Build a batch from ``(tokens, n_past, pages, outputs)`` rows.
 
         ``outputs`` are indexes into that row's tokens; positions follow ``n_past``.
@@ -173,6 +179,7 @@ class Batch:
             n_past=np.array([r[1] for r in rows], np.int32),
             pages=pages,
             outputs=cat([np.asarray(r[3], np.int32) + starts[i] for i, r in enumerate(rows)]),
+            want_best=want_best,
         )
 
 
@@ -249,6 +256,9 @@ class Program(abc.ABC):
     """A forward pass bound to weights and a KV pool."""
 
     n_vocab: int
+    #: After a run whose batch asked for it: int32 [n_outputs], the id with the largest logit, the
+    #: lowest of equals, -1 where some logit is not finite. ``None`` if the backend leaves it out.
+    best: I32 | None = None
 
     @abc.abstractmethod
     def run(self, batch: Batch) -> F32:

@@ -309,6 +309,7 @@ class CPUProgram(base.Program):
         view = abi.BatchView(
             *(a.ctypes.data for a in arrays),
             batch.n_tokens, batch.n_rows, len(batch.outputs), batch.pages.shape[1],
+            batch.want_best, 0,
         )  # fmt: skip
         n_pos = int(arrays[1].max(initial=0)) + 1
         keep = [r.upto(n_pos) for r in self._ropes]
@@ -320,6 +321,8 @@ class CPUProgram(base.Program):
             text = error.decode()
             raise OutOfMemoryError(text) if text == "out of memory" else BackendError(text)
         n = len(batch.outputs)
+        best = self._so.er_program_best(self._ptr)
+        self.best = np.ctypeslib.as_array(best, (n,)).copy() if best else None
         if n == 0:
             return np.zeros((0, self.n_vocab), np.float32)
         stride = self._so.er_program_logits_stride(self._ptr)

@@ -9,7 +9,7 @@ from functools import lru_cache
 from edgerun.errors import BackendUnavailableError
 from edgerun.native import lib
 
-ABI_VERSION = 2
+ABI_VERSION = 3
 MAX_OUTS = 4
 
 OP_EMBED, OP_TOKENWISE, OP_LINEAR, OP_ROPE_KV, OP_ATTENTION, OP_GATHER = range(6)
@@ -59,6 +59,7 @@ class BatchView(ctypes.Structure):
         ("tokens", c_void_p), ("positions", c_void_p), ("row_start", c_void_p),
         ("n_past", c_void_p), ("pages", c_void_p), ("outputs", c_void_p),
         ("n_tokens", c_int32), ("n_rows", c_int32), ("n_outputs", c_int32), ("max_pages", c_int32),
+        ("want_best", c_int32), ("pad", c_int32),
     ]  # fmt: skip
 
 
@@ -89,6 +90,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "er_program_free": (None, [c_void_p]),
     "er_program_run": (c_char_p, [c_void_p, POINTER(BatchView), POINTER(RopeTable), c_int]),
     "er_program_logits": (c_void_p, [c_void_p]),
+    "er_program_best": (POINTER(c_int32), [c_void_p]),
     "er_program_logits_stride": (c_int64, [c_void_p]),
 }
 

@@ -120,7 +120,14 @@ class ReferenceProgram(Program):
         # Overflow to inf is the caller's to detect: the engine fails that request alone.
         with np.errstate(over="ignore", invalid="ignore"):
             logits: F32 = self._forward(_NumpyOps(batch, self._kv))
+        self.best = _best(logits) if batch.want_best else None
         return logits
+
+
+def _best(logits: F32) -> npt.NDArray[np.int32]:
+    """As :attr:`~edgerun.backends.base.Program.best` says."""
+    finite = np.isfinite(logits).all(axis=1)
+    return np.where(finite, logits.argmax(axis=1), -1).astype(np.int32)
 
 
 @dataclass(frozen=True, eq=False)

@@ -38,6 +38,22 @@ static void op_add(const float* x, const float* y, int n, float* out) {
   for (; i < n; i++) out[i] = x[i] + y[i];
 }
 
+static float op_top(const float* x, int n) {
+  v16 best = splat(-__builtin_inff()), spoilt = splat(0);
+  int i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const v16 v = load(x + i);
+    best = vmax(best, v);
+    spoilt = add(spoilt, sub(v, v));  // 0 unless some value is not finite
+  }
+  float top = max16(best), bad = sum16(spoilt);
+  for (; i < n; i++) {
+    top = x[i] > top ? x[i] : top;
+    bad += x[i] - x[i];
+  }
+  return bad == 0.0f ? top : __builtin_nanf("");
+}
+
 static void op_scale(const float* x, float s, int n, float* out) {
   int i = 0;
   for (; i + 16 <= n; i += 16) store(out + i, mul(load(x + i), splat(s)));
@@ -82,7 +98,7 @@ static void rope(const float* x, int head_dim, int n_rot, bool interleaved, cons
   for (int i = n_rot; i < head_dim; i++) out[i] = x[i];
 }
 
-static const FloatOps float_ops = {rms_norm, op_add, op_scale, glu, op_softcap, rope, write_kv, tile_bytes, attention, merge_parts};
+static const FloatOps float_ops = {rms_norm, op_add, op_scale, glu, op_softcap, op_top, rope, write_kv, tile_bytes, attention, merge_parts};
 
 }  // namespace ER_ISA
 }  // namespace er

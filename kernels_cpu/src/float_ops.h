@@ -64,6 +64,8 @@ struct FloatOps {
   void (*scale)(const float* x, float s, int n, float* out);
   void (*glu)(const float* gate, const float* up, int n, int act, float* out);
   void (*softcap)(float* x, int n, float cap);
+  // The largest of n values; NaN unless all are finite.
+  float (*top)(const float* x, int n);
   // One head. cs: n_rot / 2 cosines, then n_rot / 2 sines.
   void (*rope)(const float* x, int head_dim, int n_rot, bool interleaved, const float* cs, float* out);
   // Slot `t` of a page. k: [head_dim], v: [head_dim].

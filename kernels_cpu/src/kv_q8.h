@@ -47,7 +47,7 @@ ER_INL float float_of(uint16_t h) { uint16_t t[16] = {h}; alignas(64) float f[16
 #if defined(ER_ACC16)  // no instruction that multiplies unsigned by signed bytes without saturating: signs move to K
 ER_INL q8::vi kv_codes(const uint8_t* p) { return q8::ldi(p); }
 ER_INL q8::vi kv_dot(q8::vi acc, q8::vi k, const uint8_t* q) {
-  return q8::add32(acc, q8::pairs_times(q8::products_signed(k, q8::bci(q)), q8::all16(1)));
+  return q8::add32(acc, q8::pair_sums(q8::products_signed(k, q8::bci(q))));
 }
 #else
 ER_INL q8::vi kv_codes(const uint8_t* p) {

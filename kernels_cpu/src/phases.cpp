@@ -192,7 +192,9 @@ void Program::linear(const Instr& in, const Job& job, int thread) {
     while (c >= first[which + 1]) which++;
     const int tile = (c - first[which]) * step, left = tile_count(in.outs[which].weight) - tile, tiles = left < step ? left : step;
     const int buffer = in.epilogue == EPI_GLU ? in.out : in.outs[which].out;
-    linear_tiles(in, which, n, tile, tiles, acts, buffers_[buffer] + tile * in.outs[which].weight->linear->tile_rows, ld_[buffer], lane);
+    float* out = buffers_[buffer] + tile * in.outs[which].weight->linear->tile_rows;
+    linear_tiles(in, which, n, tile, tiles, acts, out, ld_[buffer], lane);
+    if (wants_tops(buffer, job)) top_of_rows(in, n, tile, tiles, out, ld_[buffer], tops_ + int64_t(c) * n);
   }
 }
 

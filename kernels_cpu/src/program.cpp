@@ -58,10 +58,12 @@ Program::~Program() {
   for (int i = 0; i < pool_->n_threads() && lanes_; i++) free_pages(lanes_[i].scratch, scratch_bytes_);
   for (int i = 0; i < n_jobs_ && jobs_; i++) jobs_[i].~Job();
   free_pages(lanes_, sizeof(Lane) * pool_->n_threads());
+  free_pages(tops_, tops_bytes_);
+  free_pages(best_, best_bytes_);
   free(code_); free(widths_); free(ld_); free(buffers_); free(buffer_bytes_); free(jobs_);
 }
 
-static bool grow(void** p, size_t* have, size_t need) {
+bool Program::grow(void** p, size_t* have, size_t need) {
   if (need <= *have) return true;
   free_pages(*p, *have);
   *have = 0;
@@ -181,6 +183,8 @@ const char* Program::run(const BatchView& batch, const RopeTable* tables, int n_
   if (!few) pool_->relay().quiesce();  // phases with barriers write what late threads write and read
   Job* job = free_job();
   if (!job || !reserve(batch.n_tokens, batch.n_outputs) || !job->take(batch, tables, n_tables)) return "out of memory";
+  has_best_ = batch.want_best && batch.n_outputs > 0;
+  if (has_best_ && !reserve_best(*job)) return "out of memory";
   for (int i = 0; i < n_code_; i++)
     if (code_[i].op == OP_ATTENTION) {
       if (!job->plan_attention(code_[i].n_heads, code_[i].n_kv, pool_->size(), few)) return "out of memory";
@@ -192,6 +196,7 @@ const char* Program::run(const BatchView& batch, const RopeTable* tables, int n_
   } else {
     pool_->run([](void* j, int thread) { static_cast<Job*>(j)->program->run_phases(*static_cast<Job*>(j), thread); }, job);
   }
+  if (has_best_) find_best(*job);
   return nullptr;
 }
 

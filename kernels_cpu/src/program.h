@@ -85,6 +85,8 @@ class Program {
   const char* run(const BatchView& batch, const RopeTable* tables, int n_tables);
   const float* logits() const { return buffers_[logits_]; }
   int64_t logits_stride() const { return ld_[logits_]; }
+  // Of each output the id with the largest logit, the lowest of equals; -1 where some logit is not finite. Null: not asked for.
+  const int32_t* best() const { return has_best_ ? best_ : nullptr; }
 
   // A chunk of a step's phase: into the thread's own memory, and from there to the buffers (relay.h).
   void compute(const Job& job, int phase, uint64_t number, int chunk, int thread);
@@ -97,12 +99,14 @@ class Program {
     uint64_t prepared, number;  // phase whose input is quantized here; phase of `sum` and `value`
     int32_t token;              // their token
     const float *sum, *value;   // a prologue's two results
+    float tops[FEW];            // of a chunk of logits, each output's largest
   };
 
   // program.cpp: memory, checks, the way through a batch
   bool reserve(int n_tokens, int n_outputs);
   bool reserve_scratch(int n_tokens, int n_outputs);
   bool reserve_parts(int n);
+  static bool grow(void** p, size_t* have, size_t need);
   const char* check(const BatchView& batch, const RopeTable* tables, int n_tables) const;
   Job* free_job();
   int count(const Instr& in, const Job& job) const { return in.gathered ? job.batch.n_outputs : job.batch.n_tokens; }
@@ -127,6 +131,12 @@ class Program {
   int chunk_tiles(const Instr& in, int n) const;
   static int tile_count(const Weight* w);
   static bool uses_act(const Instr& in, Act act);
+
+  // best.cpp: the largest logit, chunk by chunk while the head is computed
+  bool reserve_best(const Job& job);
+  bool wants_tops(int buffer, const Job& job) const { return job.batch.want_best && buffer == logits_; }
+  void top_of_rows(const Instr& in, int n, int tile, int tiles, const float* out, int64_t ldo, float* tops) const;
+  void find_best(const Job& job);
 
   // step.cpp: the same without barriers
   bool plan_step(Job& job);
@@ -153,6 +163,10 @@ class Program {
   size_t *buffer_bytes_ = nullptr;
   float* parts_ = nullptr;  // of attention over rows of several splits, layer after layer
   size_t parts_bytes_ = 0;
+  float* tops_ = nullptr;  // [chunks of the head][n_outputs]
+  int32_t* best_ = nullptr;
+  size_t tops_bytes_ = 0, best_bytes_ = 0;
+  bool has_best_ = false;
   int max_width_ = 0, max_tokens_ = 0, max_outputs_ = 0;
   uint8_t* act_[N_ACTS] = {};
   size_t act_bytes_[N_ACTS] = {};

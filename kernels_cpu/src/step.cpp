@@ -139,7 +139,9 @@ void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, ui
   }
   const int tile = (chunk - cut.first[which]) * cut.step, left = tile_count(in.outs[which].weight) - tile;
   const int tiles = left < cut.step ? left : cut.step;
-  linear_tiles(in, which, n, tile, tiles, acts, result(lane), int64_t(tiles) * in.outs[which].weight->linear->tile_rows, lane);
+  const int64_t rows = int64_t(tiles) * in.outs[which].weight->linear->tile_rows;
+  linear_tiles(in, which, n, tile, tiles, acts, result(lane), rows, lane);
+  if (wants_tops(in.epilogue == EPI_GLU ? in.out : in.outs[which].out, job)) top_of_rows(in, n, tile, tiles, result(lane), rows, lane.tops);
 }
 
 void Program::commit(const Job& job, int phase, int chunk, int thread) {
@@ -190,6 +192,7 @@ void Program::commit_linear(const Instr& in, const Job& job, const Cut& cut, int
   const int64_t rows = int64_t(left < cut.step ? left : cut.step) * tile_rows;
   const int buffer = in.epilogue == EPI_GLU ? in.out : in.outs[which].out;
   for (int t = 0; t < count(in, job); t++) copy(token(buffer, t) + int64_t(tile) * tile_rows, result(lane) + t * rows, rows);
+  if (wants_tops(buffer, job)) copy(tops_ + int64_t(chunk) * count(in, job), lane.tops, count(in, job));
 }
 
 }  // namespace er

@@ -182,3 +182,29 @@ def test_stale_pages_do_not_leak_into_another_sequence(open_runner) -> None:
     assert same_bits(
         expected, np.array(runner.program.run(Batch.pack([(ids, 0, [2, 3], range(39))])))
     )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_best_token_is_found_beside_the_logits(open_runner, isa: str, threads: int) -> None:
+    """Of a decode, a short and a long row; the sequence with NaN in its cache has none."""
+    runner = open_runner(
+        fixture("llama"), isa, threads=threads, n_ctx=256, n_pages=8, kv_type="f32"
+    )
+    program, ids = runner.program, list(range(1, 60))
+    for rows in (
+        [(ids[:1], 0, [0], [0])],
+        [(ids[:9], 0, [0], range(4, 9))],
+        [(ids, 0, [0, 1], range(59))],
+    ):
+        logits = np.array(program.run(Batch.pack(rows, want_best=True)))
+        assert program.best is not None
+        assert program.best.tolist() == logits.argmax(axis=1).tolist()
+    program.run(Batch.pack([(ids[:3], 0, [2], [2])]))
+    assert program.best is None
+    nan = np.full(runner.kv.page_bytes // 4, np.nan, np.float32).tobytes()
+    runner.kv.import_page(3, nan)
+    pair = Batch.pack([([5], 3, [3], [0]), ([5], 3, [2], [0])], want_best=True)
+    logits = np.array(program.run(pair))
+    assert np.isnan(logits[0]).all()
+    assert program.best.tolist() == [-1, logits[1].argmax()]
