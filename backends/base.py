@@ -48,8 +48,8 @@ I32: TypeAlias = npt.NDArray[np.int32]
 class RawTensor:
     """A tensor as the file holds it: ``data`` is uint8 ``[n_rows, row_bytes]``, zero-copy.
 
-    ``key`` identifies the bytes (file tensor and row range), so that a tensor used twice, e.g. as
-    embedding and as output head, is stored once.
+    ``key`` identifies the bytes within a model (file tensor and row range), so that a tensor used
+    twice, e.g. as embedding and as output head, is stored once.
     """
 
     key: str
@@ -287,14 +287,17 @@ class Backend(abc.ABC):
     def upload_all(
         self, tensors: Mapping[str, tuple[RawTensor, Role]], taken: Taken | None = None
     ) -> dict[str, Weight]:
-        """:meth:`upload` of a whole model; what ``taken`` raises ends it."""
+        """:meth:`upload` of one model; tensors of one key are stored once. What ``taken`` raises
+        ends it."""
         weights: dict[str, Weight] = {}
-        seen: set[str] = set()
+        stored: dict[tuple[bool, str], Weight] = {}
         for name, (tensor, role) in tensors.items():
-            weights[name] = self.upload(tensor, role)
-            if taken is not None and tensor.key not in seen:
-                seen.add(tensor.key)
-                taken(tensor, 0, len(tensor.data))
+            key = (role == "vector", tensor.key)
+            if key not in stored:
+                stored[key] = self.upload(tensor, role)
+                if taken is not None:
+                    taken(tensor, 0, len(tensor.data))
+            weights[name] = stored[key]
         return weights
 
     @abc.abstractmethod

@@ -65,7 +65,7 @@ class CPUBackend(base.Backend):
         self._pool = self._so.er_pool_new(self.threads)
         if not self._pool:
             raise OutOfMemoryError(f"cannot start {self.threads} threads; pass a smaller --threads")
-        self._weights: dict[str, MatrixHandle | VectorHandle] = {}
+        self._vectors: list[VectorHandle] = []
         self._owned: list[tuple[str, int]] = []
         self._close = weakref.finalize(self, _free_all, self._so, self._pool, self._owned)
 
@@ -92,7 +92,7 @@ class CPUBackend(base.Backend):
         try:
             for name, (tensor, role) in tensors.items():
                 key = keys[name]
-                if key in self._weights or key in fresh:
+                if key in fresh:
                     continue
                 if role == "vector":
                     fresh[key] = self._vector(tensor)
@@ -107,9 +107,9 @@ class CPUBackend(base.Backend):
         except BaseException:
             _free(self._so, owned)
             raise
-        self._weights.update(fresh)
+        self._vectors.extend(h for h in fresh.values() if isinstance(h, VectorHandle))
         self._owned.extend(owned)
-        return {name: self._weights[key] for name, key in keys.items()}
+        return {name: fresh[key] for name, key in keys.items()}
 
     def _vector(self, tensor: base.RawTensor) -> VectorHandle:
         if tensor.type == _F32:
@@ -225,7 +225,7 @@ class CPUBackend(base.Backend):
 
     def close(self) -> None:
         self._close()  # first: a late thread may still be reading vectors
-        self._weights.clear()
+        self._vectors.clear()
 
 
 def _free_all(so: ctypes.CDLL, pool: int, owned: list[tuple[str, int]]) -> None:

@@ -44,23 +44,16 @@ class ReferenceBackend(Backend):
     name = "reference"
     kv_types = ("f32", "f16", "q8_0")
 
-    def __init__(self) -> None:
-        self._weights: dict[str, F32] = {}
-
     def memory(self) -> Memory:
         return host_memory()
 
     def upload(self, tensor: RawTensor, role: Role) -> F32:
-        """Decode a tensor once per ``tensor.key``: float32 of ``tensor.shape``."""
-        weight = self._weights.get(tensor.key)
-        if weight is None:
-            self._reserve(4 * math.prod(tensor.shape), f"tensor '{tensor.key}'")
-            try:
-                weight = dequantize(tensor.data, GGMLType(tensor.type)).reshape(tensor.shape)
-            except UnsupportedModelError as e:
-                raise UnsupportedModelError(f"tensor '{tensor.key}': {e}") from None
-            self._weights[tensor.key] = weight
-        return weight
+        """Decode a tensor: float32 of ``tensor.shape``."""
+        self._reserve(4 * math.prod(tensor.shape), f"tensor '{tensor.key}'")
+        try:
+            return dequantize(tensor.data, GGMLType(tensor.type)).reshape(tensor.shape)
+        except UnsupportedModelError as e:
+            raise UnsupportedModelError(f"tensor '{tensor.key}': {e}") from None
 
     def new_kv(
         self, layers: Sequence[KVLayer], n_pages: int, kv_type: str | None = None
@@ -84,9 +77,6 @@ class ReferenceBackend(Backend):
 
     def describe(self) -> Mapping[str, Any]:
         return {"backend": self.name, "device": "CPU", "isa": "numpy", "numpy": np.__version__}
-
-    def close(self) -> None:
-        self._weights.clear()
 
     def _reserve(self, size: int, what: str) -> None:
         free = self.memory().free

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers.gguf_build import (
     GGML_Q8_0,
@@ -18,8 +19,10 @@ from helpers.gguf_build import (
 )
 from helpers.paths import ROOT
 
+from edgerun.backends.base import Batch
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cpu_abi import native
+from edgerun.errors import UnsupportedModelError
 from edgerun.gguf import GGUFFile
 from edgerun.loading import load, open_backend
 
@@ -140,3 +143,23 @@ def test_reference_reports_too(tmp_path: Path) -> None:
         total = sum(t.nbytes for t in file.tensors.values())
     assert seen[-1] == (total, total)
     assert len(seen) == len(file.tensors)
+
+
+@pytest.mark.parametrize("name", ["cpu", "reference"])
+def test_two_models_on_one_backend_keep_their_own_weights(tmp_path: Path, name: str) -> None:
+    """Their tensors have the same names."""
+    paths = [random_model(tmp_path / f"{i}.gguf", seed=i) for i in range(2)]
+    batch = Batch.pack([([5, 6, 7], 0, [0], [2])])
+    single = [load(path, open_backend(name)) for path in paths]
+    alone = [model.program.run(batch).copy() for model in single]
+    backend = open_backend(name)
+    both = [load(path, backend) for path in paths]
+    assert not np.allclose(*alone)
+    for model, expected in zip(both, alone, strict=True):
+        assert np.array_equal(model.program.run(batch), expected)
+
+
+def test_a_bad_tokenizer_ends_the_load(tmp_path: Path) -> None:
+    path = random_model(tmp_path / "m.gguf", extra={"tokenizer.ggml.model": "nonsense"})
+    with pytest.raises(UnsupportedModelError, match="nonsense"):
+        load(path, open_backend("cpu", 2))

@@ -87,7 +87,8 @@ def test_unknown_kv_type_and_foreign_pool() -> None:
 def test_a_tensor_is_decoded_once() -> None:
     backend = ReferenceBackend()
     raw = RawTensor("t", GGMLType.F32, (2, 3), np.zeros((2, 12), np.uint8))
-    assert backend.upload(raw, "embedding") is backend.upload(raw, "matrix")
+    weights = backend.upload_all({"embedding": (raw, "embedding"), "head": (raw, "matrix")})
+    assert weights["embedding"] is weights["head"]
 
 
 def test_types_without_a_decoder_are_named() -> None:
