@@ -159,10 +159,11 @@ def test_the_context_is_as_long_as_the_kv_type_in_use_allows(
     free = path.stat().st_size + 4_000_000
     monkeypatch.setattr(ReferenceBackend, "memory", lambda self: Memory(total=free, free=free))
     n_ctx: dict[str | None, int] = {}
-    for kv in (None, "f32", "f16"):
+    for kv in (None, "f32", "f16", "q8_0"):
         with LLM(path, backend="reference", kv_type=kv) as llm:
             n_ctx[kv] = llm.n_ctx
     assert n_ctx[None] == n_ctx["f32"] == n_ctx["f16"] // 2  # its own default is f32
+    assert n_ctx["f16"] * 1.5 < n_ctx["q8_0"] < n_ctx["f16"] * 2
 
 
 # -- split files ---------------------------------------------------------------------------------

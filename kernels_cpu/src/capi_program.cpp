@@ -19,7 +19,7 @@ ER_API void er_pool_free(void* pool) { Pool::free(static_cast<Pool*>(pool)); }
 
 // A pool of n_pages pages; layer i has n_kv[i] heads of head_dim[i], stored as `type` (KvType).
 ER_API void* er_kv_new(int type, int n_layers, const int32_t* n_kv, const int32_t* head_dim, int n_pages) {
-  Kv* kv = make<Kv>();
+  Kv* kv = type >= 0 && type < N_KV_TYPES ? make<Kv>() : nullptr;
   if (!kv) return nullptr;
   kv->layers = static_cast<KvLayer*>(calloc(n_layers ? n_layers : 1, sizeof(KvLayer)));
   kv->n_pages = n_pages;
@@ -29,6 +29,8 @@ ER_API void* er_kv_new(int type, int n_layers, const int32_t* n_kv, const int32_
     kv->layers[i].offset = kv->page_bytes;
     kv->page_bytes += (s.n_kv * (s.k_bytes + s.v_bytes) + 63) / 64 * 64;
   }
+  // Large pages a power of two apart would compete for the same few sets of the caches.
+  if (kv->page_bytes >= size_t(256) << 10) kv->page_bytes = ((kv->page_bytes + 4095) / 4096 * 4096) | 4096;
   kv->bytes = kv->page_bytes * n_pages;
   kv->data = kv->layers ? static_cast<uint8_t*>(alloc_pages(kv->bytes)) : nullptr;
   if (!kv->data) {

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pytest
 from helpers.attention import Rig, ids_of
 
-from edgerun.backends.base import Attention
+from edgerun.backends.base import Attention, KVLayer
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cpu_abi import isa_names
 from edgerun.backends.reference import ReferenceBackend
@@ -113,6 +113,15 @@ def test_rows_of_one_and_of_several_splits_share_a_batch(open_rig: Open) -> None
         assert same_bits(want, got), lengths[r]
 
 
+@pytest.mark.parametrize(("head_dim", "codes", "blocks"), [(64, 64, 2), (80, 80, 3), (48, 48, 2)])
+def test_q8_0_takes_a_bit_more_than_a_byte_a_value(head_dim: int, codes: int, blocks: int) -> None:
+    backend = CPUBackend(threads=1)
+    layer = KVLayer(3, head_dim)
+    kv = backend.new_kv([layer], 2, "q8_0")
+    assert kv.page_bytes == 32 * 2 * 3 * (codes + 2 * blocks) == 32 * layer.token_bytes("q8_0")
+    backend.close()
+
+
 @by_kv
 def test_sets_agree(open_rig: Open, kv_type: str) -> None:
     ids = ids_of(100)
@@ -125,13 +134,14 @@ def test_sets_agree(open_rig: Open, kv_type: str) -> None:
         assert same_bits(other, next(iter(found.values())))
 
 
-def test_old_pages_do_not_show(open_rig: Open) -> None:
-    """Pages come back dirty, here with NaN in every slot."""
-    rig = open_rig("group 4, window", "f32", n_pages=8)
+@by_kv
+def test_old_pages_do_not_show(open_rig: Open, kv_type: str) -> None:
+    """Pages come back dirty, here with bytes that are NaN to every type."""
+    rig = open_rig("group 4, window", kv_type, n_pages=8)
     ids = ids_of(100)
     expected = rig.run(ids, [37], 100)
-    nan = np.full(rig.kv.page_bytes // 4, np.nan, np.float32).tobytes()
+    assert np.isfinite(expected).all()
     for chunks in ([100], [37], [1]):
         for page in range(8):
-            rig.kv.import_page(page, nan)
+            rig.kv.import_page(page, b"\xff" * rig.kv.page_bytes)
         assert same_bits(expected, rig.run(ids, chunks, 100))
