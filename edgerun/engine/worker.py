@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from edgerun.engine.engine import Engine
+from edgerun.engine.metrics import Metrics
 from edgerun.engine.sequence import Sequence
 from edgerun.errors import ClosedError
 
@@ -50,6 +51,10 @@ class Worker:
         """
         sequence.cancelled = True
 
+    def metrics(self) -> Metrics:
+        """What the engine has done and is doing; from any thread, also after the end."""
+        return self._engine.metrics(waiting=len(self._new))
+
     def close(self) -> None:
         """Fail what is running with ClosedError, stop the thread and wait for it.
 
@@ -87,5 +92,5 @@ class Worker:
             self._engine.step()
         except Exception as e:  # a bug must not leave callers waiting for ever
             log.exception("the engine's step failed; its requests are ended")
-            self._engine.fail_all(e)
+            self._engine.start_over(e)
         return True
