@@ -14,10 +14,13 @@ class Draft(NamedTuple):
     Attributes:
         tokens: the guess, in order; may be empty.
         probs: ``probs[j]`` is the chance that token j is right if those before it are.
+        origins: how many of the tokens came from which source, in order, where more than one
+            drafted.
     """
 
     tokens: tuple[int, ...] = ()
     probs: tuple[float, ...] = ()
+    origins: tuple[tuple[str, int], ...] = ()
 
 
 class Drafter(Protocol):

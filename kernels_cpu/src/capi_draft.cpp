@@ -17,10 +17,7 @@ ER_API void er_draft_free(void* d) {
   free(d);
 }
 
-// Forget everything but the memory.
-ER_API void er_draft_reset(void* d) { static_cast<er::Draft*>(d)->reset(); }
-
-// Committed tokens in order, prompt first. 0, or -1: out of memory, the drafter is silent until its reset.
+// Committed tokens in order, prompt first. 0, or -1: out of memory, and the drafter is silent from now on.
 ER_API int er_draft_extend(void* d, const int32_t* ids, int64_t n) { return static_cast<er::Draft*>(d)->extend(ids, n) ? 0 : -1; }
 
 // Up to min(most, 31) tokens that may follow the text and the `given` ones, and each one's probability if all before it are

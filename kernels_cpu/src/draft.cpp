@@ -6,14 +6,6 @@ namespace {
 constexpr double kLeast = 0.01;  // a draft less likely to be right as a whole is not worth its walk
 }
 
-void Draft::reset() {
-  text_.clear();
-  match_ = Candidates();
-  copy_ = Copy();
-  odds_ = Odds();
-  begun_ = silent_ = false;
-}
-
 bool Draft::extend(const int32_t* ids, int64_t n) {
   for (int64_t i = 0; i < n && !silent_; i++) {
     if (begun_) emit(ids[i]);

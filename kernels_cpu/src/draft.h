@@ -24,7 +24,6 @@ class Draft {
   int propose(const int32_t* given, int n_given, int most, int32_t* tokens, double* odds) const;
 
   int64_t bytes() const { return text_.bytes() + int64_t(sizeof *this); }
-  void reset();
 
  private:
   struct Guess {

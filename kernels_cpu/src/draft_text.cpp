@@ -2,7 +2,6 @@
 #include "draft_text.h"
 
 #include <cstdlib>
-#include <cstring>
 
 namespace er {
 namespace {
@@ -14,11 +13,6 @@ int64_t slot_bytes(int32_t n_slots) { return int64_t(n_slots) * 8; }
 }  // namespace
 
 int64_t DraftText::bytes() const { return int64_t(capacity_) * 8 + slot_bytes(n_slots_); }
-
-void DraftText::clear() {
-  n_ = 0;
-  if (slots_) memset(slots_, 0, size_t(slot_bytes(n_slots_)));
-}
 
 void DraftText::release() {
   free(tokens_);

@@ -24,7 +24,6 @@ class DraftText {
 
   // False: no memory, or max_bytes would be passed. The text is as before then.
   bool append(int32_t token);
-  void clear();
   void release();
   int64_t bytes() const;
 
