@@ -149,26 +149,3 @@ def test_unseen_widths_follow_the_seen_ones():
     assert c(8) < 1.1
     assert c(16) < 1.8
     assert c(3) < 1.1
-
-
-def test_calibration_takes_the_best_of_few_steps_and_keeps_its_budget():
-    made = []
-
-    def run(width):
-        made.append(width)
-        return 0.002 * cost(width) * (5.0 if len(made) in (1, 4) else 1.0)
-
-    c = StepCosts()
-    c.calibrate(run, 1.0)
-    assert c(8) == pytest.approx(cost(8))
-    assert c(16) == pytest.approx(cost(16))
-    assert len(made) == 16
-    for budget in (0.01, 0.03):
-        made.clear()
-        StepCosts().calibrate(run, budget)
-        assert sum(0.002 * cost(w) for w in made[1:]) <= budget
-    made.clear()
-    before = StepCosts()
-    before.calibrate(run, 0.0)
-    assert made == [1]
-    assert before(8) == StepCosts()(8)

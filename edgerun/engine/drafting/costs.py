@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import median
 
 __all__ = ["StepCosts"]
@@ -18,8 +18,8 @@ _WIDEST = _KNOTS[-1]
 #: until the real costs are known.
 _PRIOR = {1: 1.0, 2: 1.1, 4: 1.25, 8: 1.6, 16: 2.6, 32: 4.6, 64: 8.6}
 
-_RATE = 0.05  # of a step in the long run
-_CLIP = 0.25  # most that one step may say, in units of log time: others use the machine too
+_RATE = 0.05  # a step's weight in the long run
+_CLIP = 0.15  # most that it may say, in units of log time: others use the machine too
 _FRESH = 0.01  # the table is made anew when an entry has moved so far
 
 
@@ -63,34 +63,10 @@ class StepCosts:
             return
         level = math.log(seconds) - math.log(self(width))
         if len(self._levels) >= 3:
-            off = level - median(self._levels)
-            self._shift(width, max(-_CLIP, min(_CLIP, off)))
+            self._shift(width, level - median(self._levels))
         self._levels.append(level)
         if self._moved > _FRESH:
             self._build()
-
-    def calibrate(self, run: Callable[[int], float], budget: float) -> None:
-        """Learn from steps made for it, as many as ``budget`` seconds allow.
-
-        Args:
-            run: makes a step of so many tokens and returns its seconds.
-        """
-        spent = run(1)  # not counted: the first step of all touches cold memory
-        best: dict[int, float] = {}
-        for width in (1, 8, 2, 16, 4) * 3:
-            expected = best.get(width) or 2.0 * self(width) * best.get(1, spent)
-            if spent + expected > budget:
-                break
-            seconds = run(width)
-            spent += seconds
-            best[width] = min(seconds, best.get(width, seconds))
-        if not self._learn or len(best) < 2 or min(best.values()) <= 0.0:
-            return
-        for width, seconds in best.items():
-            k = _KNOTS.index(width)
-            self._deviation[k] = math.log(seconds / best[1]) - math.log(self._prior[k])
-            self._seen[k] = 8
-        self._build()
 
     def _shift(self, width: int, off: float) -> None:
         """Move what the width's cost hangs on, so that it comes closer to what was seen."""
@@ -102,7 +78,9 @@ class StepCosts:
         known = dict(self._deviation)
         for k, share in shares:
             self._seen[k] += 1
-            by = share * off * max(_RATE, 1.0 / (1 + self._seen[k]))
+            newness = 1.0 / (1 + self._seen[k])
+            clip = max(_CLIP, newness)
+            by = share * max(-clip, min(clip, off)) * max(_RATE, newness)
             self._deviation[k] = _along(sorted(known.items()), k, flat=True) + by
             self._moved += abs(by)
         if self._deviation[0]:  # width 1 is the unit: the others move instead
