@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edgerun.engine.drafting import Account, NgramDrafter, Row, StepCosts, share
+from edgerun.engine.drafting import NgramDrafter, Speculation, StepCosts
 
 #: Measured step costs: a large model on a CPU, bound by memory; a small one; a GPU.
 TABLES = {
@@ -65,21 +65,20 @@ def streams(folder: Path) -> Iterator[Stream]:
 
 def replay(stream: Stream, cost: StepCosts) -> Score:
     """The first token comes with the prompt; a drafted one is accepted if it was recorded."""
-    drafter, account = NgramDrafter(), Account()
+    speculation = Speculation(NgramDrafter, cost)
+    drafter = speculation.drafter()
     out = stream.output
     drafter.extend(stream.prompt)
     drafter.extend(out[:1])
-    account.settle(1, 0.0)
     score, i, last = Score(tokens=len(out) - 1), 1, len(out) - 1
     start = time.perf_counter()
     while i < len(out):
         draft = drafter.draft(LONGEST)
-        [(k, charge)] = share([Row(draft.probs, account.allowance)], 1, cost)
+        [k] = speculation.widths([draft], 1) if draft.tokens else [0]
         n = 0
         while n < k and i + n < last and draft.tokens[n] == out[i + n]:
             n += 1
         drafter.extend(out[i : i + n + 1])
-        account.settle(n + 1, charge)
         score.cost += cost(1 + k) + OVERHEAD
         score.steps += 1
         score.drafted += k

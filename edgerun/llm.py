@@ -23,9 +23,11 @@ from edgerun.delivery import (
 )
 from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine import Sequence as EngineSequence
+from edgerun.engine.draft_source import whole_drafts
 from edgerun.errors import ClosedError, RequestError
 from edgerun.loading import LoadedModel, find, load, open_backend
 from edgerun.requests import check_count, chosen_params, sequences, token_ids
+from edgerun.speculating import check_choice, open_speculation
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
 from edgerun.text.tokenizer import Tokenizer
@@ -58,13 +60,18 @@ class LLM:
         kv_type: how K and V are stored: ``"f16"`` or ``"f32"``; ``None`` = the backend's default
             (cpu f16, reference f32).
         max_batch: most sequences in one step; others wait.
+        speculation: ``"ngram"`` computes several tokens in one step where the text repeats
+            itself; it changes the speed, never the text. ``"auto"`` = that, on backends where it
+            holds bit for bit (cpu); ``"off"``.
+        draft: a second, much smaller model with the same tokens (as ``model``) that drafts too.
         progress: called with bytes loaded and bytes in all.
 
     Raises:
         ModelNotFoundError, DownloadError: the model cannot be found or fetched.
         ModelFileError: the file cannot be used.
         BackendError: the backend cannot be used, or memory does not suffice.
-        RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, or ``backend`` unknown.
+        RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, or ``backend``
+            or ``speculation`` unknown, or ``draft`` has other tokens.
     """
 
     def __init__(
@@ -76,10 +83,13 @@ class LLM:
         threads: int | None = None,
         kv_type: str | None = None,
         max_batch: int = 16,
+        speculation: str = "auto",
+        draft: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         for key, number in (("n_ctx", n_ctx), ("threads", threads), ("max_batch", max_batch)):
             check_count(key, number)
+        check_choice(speculation, draft)
         resolved = find(model)
         opened = open_backend(backend, threads) if isinstance(backend, str) else None
         used = opened if opened is not None else backend
@@ -89,6 +99,7 @@ class LLM:
             )
         try:
             self._model: LoadedModel = load(resolved.path, used, n_ctx, kv_type, progress)
+            self._speculation = open_speculation(self._model, speculation, draft)
         except BaseException:
             if opened is not None:
                 opened.close()
@@ -98,7 +109,13 @@ class LLM:
         self._template_lock = threading.Lock()
         kv = self._model.kv
         limits = Limits(max_rows=max_batch)
-        engine = Engine(self._model.program, kv.n_pages, PAGE_SIZE, limits, copy_page=kv.copy_page)
+        program, widths = self._model.program, whole_drafts
+        if self._speculation is not None:
+            program = self._speculation.timed(program)
+            widths = self._speculation.widths
+        engine = Engine(
+            program, kv.n_pages, PAGE_SIZE, limits, copy_page=kv.copy_page, widths=widths
+        )
         # The worker's thread frees the backend, after its last step: nothing else may.
         at_end = opened.close if opened is not None else partial(_keep, used)
         self._worker = Worker(engine, at_end)
@@ -303,7 +320,8 @@ class LLM:
         self, ids: list[int], params: SamplingParams, emit: Callable[[Item], None]
     ) -> list[EngineSequence]:
         """Start ``params.n`` answers to a prompt."""
-        found = sequences(ids, params, self._model.tokenizer, self.n_ctx, emit)
+        drafter = self._speculation.drafter if self._speculation is not None else None
+        found = sequences(ids, params, self._model.tokenizer, self.n_ctx, emit, drafter)
         self._worker.submit(*found)
         return found
 

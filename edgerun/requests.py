@@ -11,6 +11,7 @@ from typing import Any
 from edgerun.core import SamplingParams
 from edgerun.delivery import Delivery, Item
 from edgerun.engine import Sequence as EngineSequence
+from edgerun.engine.draft_source import Drafter
 from edgerun.engine.sampling import Sampler
 from edgerun.errors import ContextLengthError, RequestError, printable
 from edgerun.text.tokenizer import Tokenizer
@@ -74,8 +75,10 @@ def sequences(
     tokenizer: Tokenizer,
     n_ctx: int,
     emit: Callable[[Item], None],
+    drafter: Callable[[], Drafter] | None = None,
 ) -> list[EngineSequence]:
     """The ``params.n`` answers to a prompt; the first leads, the others go on from its prompt.
+    ``drafter`` makes each one's own.
 
     Raises:
         RequestError: the prompt or a parameter is unusable.
@@ -116,6 +119,7 @@ def sequences(
             priority=params.priority,
             n_ctx=n_ctx if shift else 0,
             n_keep=n_keep,
+            drafter=drafter() if drafter is not None else None,
             leader=found[0] if found else None,
         )
         found.append(sequence)

@@ -168,7 +168,7 @@ def test_forced_tokens_are_certain_and_guessed_behind():
     assert d.draft(2).tokens == (110, 111)
     alone = ForcedDrafter(lambda most: [1, 2, 3])
     alone.extend([9])
-    assert alone.draft(2) == ((1, 2), (1.0, 1.0), (("forced", 2),))
+    assert alone.draft(2)[:3] == ((1, 2), (1.0, 1.0), (("forced", 2),))
 
 
 def test_recorded_streams_reach_the_promised_speedups(monkeypatch):

@@ -7,9 +7,21 @@ import random
 
 import pytest
 
-from edgerun.engine.drafting import Account, Row, StepCosts, share
+from edgerun.engine.draft_source import Account, Draft
+from edgerun.engine.drafting import Speculation, StepCosts, share
 
-FREE = float("inf")
+
+class Rich(Account):
+    """An account with a given allowance."""
+
+    def __init__(self, allowance):
+        super().__init__(bank=allowance - Account().allowance)
+
+
+def row(probs, allowance=None):
+    """A row's draft; without an allowance it may cost what it will."""
+    account = None if allowance is None else Rich(allowance)
+    return Draft(tuple(range(len(probs))), tuple(probs), account=account)
 
 
 def cost(width):
@@ -20,9 +32,9 @@ def cost(width):
 def value(rows, lengths, n_base, cost):
     """Expected tokens per time that the generating rows answer for."""
     expected = float(len(rows))
-    for row, n in zip(rows, lengths, strict=True):
+    for d, n in zip(rows, lengths, strict=True):
         path = 1.0
-        for p in row.probs[:n]:
+        for p in d.probs[:n]:
             path *= p
             expected += path
     extra = cost(n_base + sum(lengths)) - cost(n_base)
@@ -39,7 +51,7 @@ def random_cost(rng):
 def test_no_other_lengths_expect_more(seed):
     rng = random.Random(seed)
     rows = [
-        Row([rng.random() ** 0.3 for _ in range(rng.randrange(5))], FREE)
+        row([rng.random() ** 0.3 for _ in range(rng.randrange(5))])
         for _ in range(rng.randrange(1, 4))
     ]
     n_base = len(rows) + rng.choice((0, 0, 30))
@@ -53,7 +65,7 @@ def test_no_other_lengths_expect_more(seed):
 def test_charges_are_the_extra_cost_and_within_the_allowance(seed):
     rng = random.Random(seed)
     rows = [
-        Row([rng.uniform(0.5, 0.99) for _ in range(rng.randrange(20))], rng.uniform(0, 3))
+        row([rng.uniform(0.5, 0.99) for _ in range(rng.randrange(20))], rng.uniform(0, 3))
         for _ in range(rng.randrange(1, 9))
     ]
     price = random_cost(rng)
@@ -61,48 +73,66 @@ def test_charges_are_the_extra_cost_and_within_the_allowance(seed):
     width = len(rows) + sum(s.length for s in shares)
     extra = (price(width) - price(len(rows))) / (price(len(rows)) / len(rows))
     assert sum(s.charge for s in shares) == pytest.approx(extra, abs=1e-9)
-    for row, s in zip(rows, shares, strict=True):
-        assert 0 <= s.length <= len(row.probs)
-        assert s.charge <= row.allowance
+    for d, s in zip(rows, shares, strict=True):
+        assert 0 <= s.length <= len(d.probs)
+        assert s.charge <= d.account.allowance
 
 
 def test_width_goes_to_the_likelier_row():
-    surer, less = Row([0.9] * 8, FREE), Row([0.55] * 8, FREE)
+    surer, less = row([0.9] * 8), row([0.55] * 8)
     a, b = share([surer, less], 2, cost)
     assert a.length > b.length
     assert [s.length for s in share([less, surer], 2, cost)] == [b.length, a.length]
 
 
 def test_nothing_is_drafted_where_it_does_not_pay():
-    assert share([Row([0.1, 0.9], FREE)], 1, cost) == [(0, 0.0)]
-    assert share([Row([], FREE)], 1, cost) == [(0, 0.0)]
-    assert share([Row([0.9] * 9, FREE)], 1, float) == [(0, 0.0)]
+    assert share([row([0.1, 0.9])], 1, cost) == [(0, 0.0)]
+    assert share([row([])], 1, cost) == [(0, 0.0)]
+    assert share([row([0.9] * 9)], 1, float) == [(0, 0.0)]
 
 
 def test_certain_tokens_need_no_allowance():
-    assert share([Row([1.0] * 6, 0.0)], 1, cost)[0].length == 6
-    assert share([Row([0.999] * 6, 0.0)], 1, cost)[0].length == 0
+    assert share([row([1.0] * 6, 0.0)], 1, cost)[0].length == 6
+    assert share([row([0.999] * 6, 0.0)], 1, cost)[0].length == 0
 
 
 def test_prefill_in_the_step_does_not_make_drafts_look_cheap():
     """They pay for themselves or not; what the step costs anyway is no reason."""
-    row = Row([0.2] * 4, FREE)
+    d = row([0.2] * 4)
     dear = lambda width: 0.5 + 0.5 * width  # noqa: E731
-    assert share([row], 1, dear)[0].length == 0
-    assert share([row], 200, dear)[0].length == 0
+    assert share([d], 1, dear)[0].length == 0
+    assert share([d], 200, dear)[0].length == 0
 
 
-def test_losses_are_bounded_whatever_the_drafter_says():
-    for lucky in (0, 30):
-        account, tokens, time = Account(), 0, 0.0
-        for step in range(400):
-            [(n, charge)] = share([Row([0.99] * 31, account.allowance)], 1, cost)
-            right = n if step < lucky else 0
-            account.settle(1 + right, charge)
-            if step >= lucky:
-                tokens += 1
-                time += cost(1 + n)
-        assert time <= tokens * 1.02 + 0.5 + (4.0 + 0.02 * 32 * lucky if lucky else 0.0) + 1e-6
+class Boaster:
+    """A drafter that is always sure."""
+
+    name = "boaster"
+
+    def extend(self, ids):
+        pass
+
+    def draft(self, most):
+        return Draft((1,) * most, (0.99,) * most)
+
+
+@pytest.mark.parametrize("lucky", [0, 30])
+def test_losses_are_bounded_whatever_the_drafter_says(lucky):
+    costs = StepCosts({1: 1.0, 9: 2.0}, learn=False)
+    speculation = Speculation(Boaster, costs)
+    drafter = speculation.drafter()
+    drafter.extend([5] * 10)
+    emitted, tokens, time = 0, 0, 0.0
+    for step in range(400):
+        [n] = speculation.widths([drafter.draft(31)], 1)
+        right = n if step < lucky else 0
+        drafter.extend([1] * (1 + right))
+        emitted += 1 + right
+        if step >= lucky:
+            tokens += 1
+            time += costs(1 + n)
+    gained = 4.0 if lucky else 0.0
+    assert time <= tokens + 0.02 * emitted + 0.5 + gained + 1e-6
 
 
 def test_costs_interpolate_and_continue():

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from edgerun.engine.drafting.costs import StepCosts
 from edgerun.engine.drafting.forced import ForcedDrafter
+from edgerun.engine.drafting.model import BestDrafter, DraftModel, ModelDrafter
 from edgerun.engine.drafting.ngram import NgramDrafter
-from edgerun.engine.drafting.widths import Account, Row, Share, share
+from edgerun.engine.drafting.speculation import Speculation
+from edgerun.engine.drafting.widths import share
 
-__all__ = ["Account", "ForcedDrafter", "NgramDrafter", "Row", "Share", "StepCosts", "share"]
+__all__ = [
+    "BestDrafter",
+    "DraftModel",
+    "ForcedDrafter",
+    "ModelDrafter",
+    "NgramDrafter",
+    "Speculation",
+    "StepCosts",
+    "share",
+]

@@ -57,6 +57,10 @@ class StepCosts:
             return costs[max(width, 1) - 1]
         return costs[-1] + (width - _WIDEST) * (costs[-1] - costs[-17]) / 16
 
+    def seconds(self, width: int) -> float | None:
+        """What a step of ``width`` tokens takes at present; None = nothing was observed yet."""
+        return math.exp(median(self._levels)) * self(width) if self._levels else None
+
     def observe(self, width: int, seconds: float) -> None:
         """A step of ``width`` tokens, all with logits, took so long."""
         if not self._learn or not 1 <= width <= _WIDEST or seconds <= 0.0:

@@ -6,13 +6,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import mul
 from statistics import median
 
 from edgerun.backends.base import Batch, Program
 from edgerun.engine.draft_source import Draft
+from edgerun.engine.drafting.ngram import NgramDrafter
 from edgerun.engine.sampling.native import address, scans
 
-__all__ = ["DraftModel", "ModelDrafter"]
+__all__ = ["BestDrafter", "DraftModel", "ModelDrafter"]
 
 MOST = 16
 #: Tokens a call computes at most before it drafts: a long prompt takes several steps, so that
@@ -28,7 +31,7 @@ class DraftModel:
     Args:
         program: the model, bound to a KV pool of ``n_pages`` pages of ``page_size`` tokens.
         n_ctx: positions it was prepared for.
-        n_vocab: ids from 0 up to this are drafted.
+        n_vocab: ids from 0 up to this are drafted; behind others nothing is.
         step_seconds: what a step of one token costs the model drafted for; None = not known yet.
     """
 
@@ -44,7 +47,7 @@ class DraftModel:
         self.n_ctx = n_ctx
         self._program = program
         self._page_size = page_size
-        self._n_vocab = n_vocab
+        self.n_vocab = n_vocab
         self._step_seconds = step_seconds
         self._free = list(range(n_pages - 1, -1, -1))
         self._left: deque[list[int]] = deque()  # by drafters that are gone, on whatever thread
@@ -80,8 +83,8 @@ class DraftModel:
         """The likeliest token behind ``tokens``, and its probability; -1 if there is none."""
         start = time.perf_counter()
         logits = self._program.run(Batch.pack([(tokens, n_past, pages, [len(tokens) - 1])]))[0]
-        row = logits[: self._n_vocab]
-        scan = scans(self._n_vocab)
+        row = logits[: self.n_vocab]
+        scan = scans(self.n_vocab)
         token = scan.argmax(address(row))
         probability = 1.0 / scan.mass(address(row), float(row[token]), 1.0) if token >= 0 else 0.0
         if len(tokens) == 1:
@@ -102,6 +105,7 @@ class ModelDrafter:
         self.pages: list[int] = []
         self._model = model
         self._ids: list[int] = []
+        self._foreign = False
         self._ahead: list[tuple[int, float]] = []  # drafted behind ids, with their odds' basis
         self._n_past = 0  # of ids and what is ahead, in the model's pages
         self._hits = [0.0] * 10  # by tenths of the model's own probability
@@ -111,6 +115,7 @@ class ModelDrafter:
 
     def extend(self, ids: Sequence[int]) -> None:
         """Take committed tokens, in order, the prompt first."""
+        self._foreign = self._foreign or any(i >= self._model.n_vocab for i in ids)
         if not self._ids:
             self._ids += ids
             return
@@ -127,7 +132,7 @@ class ModelDrafter:
     def draft(self, most: int) -> Draft:
         """At most ``most`` tokens, at most :data:`MOST`."""
         most = min(most, MOST, self._model.n_ctx - len(self._ids))
-        if most < 1 or not self._ids or not self._catch_up():
+        if most < 1 or self._foreign or not self._ids or not self._catch_up():
             return Draft()
         price = self._model.price
         path = 1.0
@@ -193,3 +198,27 @@ class ModelDrafter:
         self._hits[k] = 0.98 * self._hits[k] + right
         self._tries[k] = 0.98 * self._tries[k] + 1.0
         self._right += 0.05 * (right - self._right)
+
+
+class BestDrafter:
+    """Copies what the text repeats, and asks a model where that promises more."""
+
+    name = "model"
+
+    def __init__(self, ngram: NgramDrafter, model: ModelDrafter) -> None:
+        self._ngram = ngram
+        self._model = model
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Take committed tokens, in order, the prompt first."""
+        self._ngram.extend(ids)
+        self._model.extend(ids)
+
+    def draft(self, most: int) -> Draft:
+        """At most ``most`` tokens, all from one of the two."""
+        free = self._ngram.draft(most)
+        if sum(accumulate(free.probs, mul)) < self._model.gain:
+            dear = self._model.draft(most)
+            if dear.tokens:
+                return dear._replace(origins=((self._model.name, len(dear.tokens)),))
+        return free._replace(origins=((self._ngram.name, len(free.tokens)),))
