@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_model_options",
     "add_sampling_options",
+    "add_speculation_options",
     "forgive_stdin",
     "open_llm",
     "read_prompt",
@@ -47,6 +48,14 @@ def add_model_options(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--kv", metavar="TYPE", help="how K and V are stored: f16 (cpu's default) or f32"
     )
+
+
+def add_speculation_options(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("speculation: same text in fewer steps")
+    g.add_argument(
+        "--speculation", metavar="KIND", help="auto, off or ngram, which copies what repeats"
+    )
+    g.add_argument("--draft", metavar="MODEL|FILE", help="a small model of the same family")
 
 
 def add_sampling_options(p: argparse.ArgumentParser) -> None:
@@ -101,6 +110,11 @@ def open_llm(args: argparse.Namespace) -> LLM:
 
     with pull_progress(args.model or catalog.DEFAULT_MODEL) as pulling:
         model = find(args.model, progress=pulling)
+    if getattr(args, "draft", None) is not None:
+        with pull_progress(args.draft) as pulling:
+            find(args.draft, progress=pulling)
+    # Commands that do not generate have no such options.
+    options = {k: v for k in ("speculation", "draft") if (v := getattr(args, k, None)) is not None}
     with load_progress() as loading:
         return LLM(
             model.path,
@@ -109,6 +123,7 @@ def open_llm(args: argparse.Namespace) -> LLM:
             threads=args.threads,
             kv_type=args.kv,
             progress=loading,
+            **options,
         )
 
 

@@ -229,9 +229,9 @@ class Engine:
         if s.pending:
             return
         for t in self._followers(s, row.wants):  # before s, which may end and give up its pages
-            self._sample(t, logits, ())
+            self._sample(t, logits)
         if row.wants:
-            self._sample(s, logits, row.draft)
+            self._sample(s, logits, row.draft, row.origins)
         else:
             self._finish(s, FinishReason.LENGTH)
 
@@ -248,7 +248,13 @@ class Engine:
                 self._entered(s, leader.n_cached or 0, s.n_prompt)
         return found if sampled else []
 
-    def _sample(self, s: Sequence, logits: F32, draft: tuple[int, ...]) -> None:
+    def _sample(
+        self,
+        s: Sequence,
+        logits: F32,
+        draft: tuple[int, ...] = (),
+        origins: tuple[tuple[str, int], ...] = (),
+    ) -> None:
         before, n_past = len(s.ids), s.n_past
         try:
             reason = s.accept(logits, draft)
@@ -256,8 +262,8 @@ class Engine:
             self._fail(s, e, keep=not isinstance(e, GenerationError))
             return
         self.counters.generated_tokens += len(s.ids) - before
-        if draft and s.drafter is not None:
-            self.counters.draft(s.drafter.name, len(draft), s.n_past - n_past)
+        if draft:
+            self.counters.draft(origins, len(draft), s.n_past - n_past)
         feed(s, s.ids[before:])
         self.pager.note(s)
         if reason is not None:

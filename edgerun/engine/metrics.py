@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -98,9 +98,13 @@ class Counters:
         self.step_seconds += seconds
         self._times[bisect.bisect_left(STEP_BOUNDS, seconds)] += 1
 
-    def draft(self, source: str, drafted: int, accepted: int) -> None:
-        old = self.drafts.get(source, DraftCount())
-        self.drafts[source] = DraftCount(old.drafted + drafted, old.accepted + accepted)
+    def draft(self, origins: Iterable[tuple[str, int]], drafted: int, accepted: int) -> None:
+        """The first ``accepted`` of ``drafted`` tokens were right; ``origins`` drafted them."""
+        for source, n in origins:
+            n, right = min(n, drafted), min(n, accepted)
+            old = self.drafts.get(source, DraftCount())
+            self.drafts[source] = DraftCount(old.drafted + n, old.accepted + right)
+            drafted, accepted = drafted - n, accepted - right
 
     def snapshot(self, **now: int) -> Metrics:
         """A copy, with the numbers that are of now."""

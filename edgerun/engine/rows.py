@@ -18,12 +18,14 @@ _NOTHING = Draft()
 class Row:
     """One sequence's part of a step: ``n`` of its pending tokens, and a draft behind them."""
 
-    __slots__ = ("draft", "n", "sequence", "wants")
+    __slots__ = ("draft", "n", "origins", "sequence", "wants")
 
     def __init__(self, sequence: EngineSequence, n: int) -> None:
         self.sequence = sequence
         self.n = n
         self.draft: tuple[int, ...] = ()
+        #: Which sources drafted how many of them; may reach past the draft's end.
+        self.origins: tuple[tuple[str, int], ...] = ()
         #: Whether a token is sampled behind it.
         self.wants = n == sequence.pending and sequence.room > 0
 
@@ -59,6 +61,7 @@ def add_drafts(
         width = min(width, len(d.tokens))
         if width > 0:
             r.draft = d.tokens[: reserve(r.sequence, width)]
+            r.origins = d.origins
 
 
 def _draft(s: EngineSequence, most: int) -> Draft:
@@ -69,7 +72,7 @@ def _draft(s: EngineSequence, most: int) -> Draft:
         d = s.drafter.draft(limit)
         if len(d.tokens) > limit:
             d = d._replace(tokens=d.tokens[:limit], probs=d.probs[:limit])
-        return d
+        return d if d.origins else d._replace(origins=((s.drafter.name, limit),))
     except Exception:
         log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
         s.drafter = None
