@@ -6,7 +6,6 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 __all__ = ["StepCosts"]
 
@@ -20,7 +19,7 @@ _PRIOR = {1: 1.0, 2: 1.1, 4: 1.25, 8: 1.6, 16: 2.6, 32: 4.6, 64: 8.6}
 
 _RATE = 0.05  # a step's weight in the long run
 _CLIP = 0.15  # most that it may say, in units of log time: others use the machine too
-_FRESH = 0.01  # the table is made anew when an entry has moved so far
+_FRESH = 0.02  # the table is made anew when an entry has moved so far
 
 
 class StepCosts:
@@ -37,18 +36,16 @@ class StepCosts:
     """
 
     def __init__(self, table: Mapping[int, float] = _PRIOR, *, learn: bool = True) -> None:
-        self._prior = [_along(sorted(table.items()), w) / table[1] for w in _KNOTS]
+        exact = _table(sorted(table.items()))
         self._learn = learn
-        self._deviation: dict[int, float] = {0: 0.0}  # log, by knot number
+        self._costs = [c / exact[0] for c in exact]
+        self._prior = [self._costs[w - 1] for w in _KNOTS]
+        # By knot: the log of what it costs over what was expected, and how often it was seen.
+        self._deviation = [0.0] * len(_KNOTS)
         self._seen = [0] * len(_KNOTS)
         self._levels: deque[float] = deque(maxlen=15)
-        self._moved = 0.0
-        self._costs: list[float] = []
-        if learn:
-            self._build()
-        else:
-            exact = sorted(table.items())
-            self._costs = [_along(exact, w) / table[1] for w in range(1, _WIDEST + 1)]
+        self._built = list(self._deviation)  # as in the table
+        self._stale = False
 
     def __call__(self, width: int) -> float:
         """The cost of a step of ``width`` tokens, at least 1; that of width 1 is 1."""
@@ -59,55 +56,65 @@ class StepCosts:
 
     def seconds(self, width: int) -> float | None:
         """What a step of ``width`` tokens takes at present; None = nothing was observed yet."""
-        return math.exp(median(self._levels)) * self(width) if self._levels else None
+        return math.exp(self._level()) * self(width) if self._levels else None
+
+    def _level(self) -> float:
+        return sorted(self._levels)[len(self._levels) // 2]
 
     def observe(self, width: int, seconds: float) -> None:
         """A step of ``width`` tokens, all with logits, took so long."""
         if not self._learn or not 1 <= width <= _WIDEST or seconds <= 0.0:
             return
-        level = math.log(seconds) - math.log(self(width))
+        level = math.log(seconds / self._costs[width - 1])
         if len(self._levels) >= 3:
-            self._shift(width, level - median(self._levels))
+            self._shift(width, level - self._level())
         self._levels.append(level)
-        if self._moved > _FRESH:
+        if self._stale:
             self._build()
 
     def _shift(self, width: int, off: float) -> None:
         """Move what the width's cost hangs on, so that it comes closer to what was seen."""
-        right = bisect_right(_KNOTS, width)
-        shares = [(right - 1, 1.0)]
-        if _KNOTS[right - 1] != width:
-            part = (width - _KNOTS[right - 1]) / (_KNOTS[right] - _KNOTS[right - 1])
-            shares = [(right - 1, 1.0 - part), (right, part)]
-        known = dict(self._deviation)
-        for k, share in shares:
-            self._seen[k] += 1
-            newness = 1.0 / (1 + self._seen[k])
-            clip = max(_CLIP, newness)
-            by = share * max(-clip, min(clip, off)) * max(_RATE, newness)
-            self._deviation[k] = _along(sorted(known.items()), k, flat=True) + by
-            self._moved += abs(by)
-        if self._deviation[0]:  # width 1 is the unit: the others move instead
-            self._deviation = {k: d - self._deviation[0] for k, d in self._deviation.items()}
+        k = bisect_right(_KNOTS, width) - 1
+        part = 0.0
+        if _KNOTS[k] != width:
+            part = (width - _KNOTS[k]) / (_KNOTS[k + 1] - _KNOTS[k])
+            self._move(k + 1, part, off)
+        self._move(k, 1.0 - part, off)
+
+    def _move(self, k: int, share: float, off: float) -> None:
+        newness = 1.0 / (2 + self._seen[k])
+        clip = max(_CLIP, newness)
+        by = share * max(-clip, min(clip, off)) * max(_RATE, newness)
+        self._seen[k] += 1
+        self._deviation[k] += by
+        self._stale = self._stale or abs(self._deviation[k] - self._built[k]) > _FRESH
 
     def _build(self) -> None:
-        known = sorted(self._deviation.items())
-        knots = [p * math.exp(_along(known, k, flat=True)) for k, p in enumerate(self._prior)]
+        unit = self._deviation[0]  # width 1 is the unit: where it moved, the others moved instead
+        known = [(k, d - unit) for k, d in enumerate(self._deviation) if self._seen[k] or not k]
+        self._deviation[0] = 0.0
+        for (k0, d0), (k1, d1) in zip(known, known[1:] or known, strict=False):
+            for k in range(k0, k1):
+                self._deviation[k] = d0 + (d1 - d0) * (k - k0) / (k1 - k0)
+        last, deviation = known[-1]
+        self._deviation[last:] = [deviation] * (len(_KNOTS) - last)
+        knots = [p * math.exp(d) for p, d in zip(self._prior, self._deviation, strict=True)]
         knots = _rising(knots, [1 + s for s in self._seen])
-        points = list(zip(_KNOTS, (c / knots[0] for c in knots), strict=True))
-        self._costs = [_along(points, w) for w in range(1, _WIDEST + 1)]
-        self._moved = 0.0
+        self._costs = _table(list(zip(_KNOTS, (c / knots[0] for c in knots), strict=True)))
+        self._built = list(self._deviation)
+        self._stale = False
 
 
-def _along(points: Sequence[tuple[int, float]], x: int, *, flat: bool = False) -> float:
-    """The value at ``x`` on straight lines through ``points``; past the last one on, or flat."""
-    if len(points) == 1:
-        return points[0][1]
-    i = min(max(bisect_right(points, x, key=lambda p: p[0]), 1), len(points) - 1)
-    (x0, y0), (x1, y1) = points[i - 1], points[i]
-    if flat and x > x1:
-        return y1
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+def _table(points: Sequence[tuple[int, float]]) -> list[float]:
+    """Values at widths 1 to the widest, on straight lines through ``points`` and past the last."""
+    out: list[float] = []
+    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+        slope = (y1 - y0) / (x1 - x0)
+        out += [y0 + slope * i for i in range(x1 - x0)]
+    (x0, y0), (x1, y1) = points[-2:]
+    slope = (y1 - y0) / (x1 - x0)
+    out += [y1 + slope * i for i in range(_WIDEST + 1 - len(out))]
+    return out[:_WIDEST]
 
 
 def _rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:

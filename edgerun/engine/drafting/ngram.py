@@ -62,6 +62,7 @@ class NgramDrafter:
         self._free, self._extend, self._propose = f["free"], f["extend"], f["propose"]
         self._tokens = (ctypes.c_int32 * MOST)()
         self._odds = (ctypes.c_double * MOST)()
+        self._at = ctypes.addressof(self._tokens), ctypes.addressof(self._odds)
         self._handle: int | None = f["new"](max_bytes)
 
     def __del__(self) -> None:
@@ -79,10 +80,11 @@ class NgramDrafter:
         """Up to ``most`` tokens, at most :data:`MOST`, that may follow the text and ``after``."""
         if not self._handle or most < 1:
             return _NOTHING
-        given = array("i", after)
-        n = self._propose(
-            self._handle, given.buffer_info()[0], len(given), most, self._tokens, self._odds
-        )
+        if after:
+            given = array("i", after)
+            n = self._propose(self._handle, given.buffer_info()[0], len(given), most, *self._at)
+        else:
+            n = self._propose(self._handle, None, 0, most, *self._at)
         return Draft(tuple(self._tokens[:n]), tuple(self._odds[:n])) if n else _NOTHING
 
     @property

@@ -31,6 +31,8 @@ def share(drafts: Sequence[Draft], n_base: int, cost: Callable[[int], float]) ->
             which are neither helped nor counted.
         cost: step time by width; see :class:`~edgerun.engine.drafting.costs.StepCosts`.
     """
+    if len(drafts) == 1:
+        return [_alone(drafts[0], n_base, cost)]
     queue = _queue(drafts)
     plain, here = cost(len(drafts)), cost(n_base)
     unit = plain / len(drafts)
@@ -70,6 +72,28 @@ def _queue(drafts: Sequence[Draft]) -> list[tuple[float, int]]:
         for p in d.probs:
             path *= p
             queue.append((path, i))
-    if len(drafts) > 1:
-        queue.sort()
+    queue.sort()
     return queue
+
+
+def _alone(draft: Draft, n_base: int, cost: Callable[[int], float]) -> Share:
+    """:func:`share` for one row, in a quarter of the time."""
+    allowance = inf if draft.account is None else draft.account.allowance
+    here, unit = cost(n_base), cost(1)
+    path = expected = 1.0
+    best, length, charge = 1.0, 0, 0.0
+    left = len(draft.probs)
+    spent = 1.0
+    for k, p in enumerate(draft.probs, 1):
+        path *= p
+        if expected + left * path <= best * spent:
+            break
+        left -= 1
+        extra = (cost(n_base + k) - here) / unit
+        if path < 1.0 and extra > allowance:
+            break
+        expected += path
+        spent = 1.0 + extra
+        if expected > best * spent:
+            best, length, charge = expected / spent, k, extra
+    return Share(length, charge)
