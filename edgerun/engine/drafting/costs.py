@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from bisect import bisect_right
 from collections import deque
@@ -108,7 +109,7 @@ class StepCosts:
 def _table(points: Sequence[tuple[int, float]]) -> list[float]:
     """Values at widths 1 to the widest, on straight lines through ``points`` and past the last."""
     out: list[float] = []
-    for (x0, y0), (x1, y1) in zip(points, points[1:], strict=False):
+    for (x0, y0), (x1, y1) in itertools.pairwise(points):
         slope = (y1 - y0) / (x1 - x0)
         out += [y0 + slope * i for i in range(x1 - x0)]
     (x0, y0), (x1, y1) = points[-2:]
