@@ -271,6 +271,9 @@ class Backend(abc.ABC):
     name: str
     #: KV page types this backend stores, the default first.
     kv_types: tuple[str, ...]
+    #: Whether a row's logits have the same bits whatever else is in the batch and however many
+    #: tokens the row has: then drafts cannot change a text.
+    batch_invariant: bool = False
 
     @abc.abstractmethod
     def memory(self) -> Memory: ...

@@ -49,6 +49,7 @@ class CPUBackend(base.Backend):
 
     name = "cpu"
     kv_types = ("f16", "f32", "q8_0")
+    batch_invariant = True
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
         self._so = abi.native()

@@ -50,7 +50,7 @@ class FinishReason(str, enum.Enum):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to choose tokens, under llama.cpp's parameter names and with its defaults.
+    """What to generate and how to choose tokens, under llama.cpp's names and with its defaults.
 
     A setting at its neutral value adds no work to the step. Values out of range raise
     :class:`~edgerun.errors.RequestError` naming the field.
@@ -80,6 +80,11 @@ class SamplingParams:
         logit_bias: token id -> addend.
         logprobs: return this many alternatives a token; 0 = the token's own only, ``None`` = none.
         min_keep: truncating samplers leave at least this many candidates.
+        n: how many answers to generate, each drawn on its own from the same seed.
+        context_shift: when the context is full, drop the older half of it and go on, instead of
+            ending with ``length``. What is kept is computed again.
+        n_keep: first tokens of the prompt that are never dropped; -1 = the whole prompt.
+        priority: of requests that wait, a higher one counts as having come 30 s earlier.
     """
 
     max_tokens: int | None = None
@@ -112,6 +117,10 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     min_keep: int = 1
+    n: int = 1
+    context_shift: bool = False
+    n_keep: int = 0
+    priority: int = 0
 
     def __post_init__(self) -> None:
         _check(self)
@@ -124,6 +133,9 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "dry_penalty_last_n": (-1, 2**31),
     "mirostat": (0, 2),
     "min_keep": (0, 2**31),
+    "n": (1, 128),
+    "n_keep": (-1, 2**31),
+    "priority": (-1000, 1000),
 }
 _FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (-1.0, 1000.0),
@@ -171,10 +183,11 @@ def _check(p: SamplingParams) -> None:
             raise RequestError(
                 f"unknown sampler {s!r}; known: {', '.join(DEFAULT_SAMPLERS)}", param="samplers"
             )
-    if not isinstance(p.ignore_eos, bool):
-        raise RequestError(
-            f"ignore_eos must be true or false, not {p.ignore_eos!r}", param="ignore_eos"
-        )
+    for name in ("ignore_eos", "context_shift"):
+        if not isinstance(getattr(p, name), bool):
+            raise RequestError(
+                f"{name} must be true or false, not {getattr(p, name)!r}", param=name
+            )
     if not isinstance(p.logit_bias, Mapping):
         raise RequestError(
             f"logit_bias must map token ids to numbers, not {p.logit_bias!r}", param="logit_bias"
@@ -231,7 +244,8 @@ class Usage:
 
 @dataclass(frozen=True)
 class Timings:
-    """Wall-clock seconds of one request. ``prefill`` ends when the first token is known."""
+    """Wall-clock seconds of one request. ``prefill`` ends when the first token is known;
+    ``prefill_tokens`` are those of the prompt that were not cached."""
 
     queued: float = 0.0
     prefill: float = 0.0
@@ -254,7 +268,8 @@ class Timings:
 class Chunk:
     """A piece of a streamed answer. ``text`` holds whole characters only and may be empty.
 
-    The last chunk has ``finish_reason`` set, and ``usage`` and ``timings`` with it.
+    The last chunk has ``finish_reason`` set, and ``usage`` and ``timings`` with it. Of several
+    answers (``SamplingParams.n``) each has a last chunk; ``index`` tells whose a chunk is.
     """
 
     text: str = ""
@@ -263,11 +278,12 @@ class Chunk:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     timings: Timings | None = None
+    index: int = 0
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer."""
+    """A finished answer; ``others`` are the further ones if ``SamplingParams.n`` is above 1."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -275,12 +291,27 @@ class Completion:
     usage: Usage
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] | None = None
+    others: tuple[Completion, ...] = ()
+
+    @property
+    def choices(self) -> tuple[Completion, ...]:
+        """This answer and the others, in order."""
+        return (self, *self.others)
+
+    @property
+    def total_usage(self) -> Usage:
+        """Of all answers: the prompt counts once."""
+        return Usage(
+            self.usage.prompt_tokens,
+            sum(c.usage.completion_tokens for c in self.choices),
+            self.usage.cached_tokens,
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """A JSON-ready dict: enums as strings, bytes as lists of ints."""
 
         def plain(v: Any) -> Any:
-            if isinstance(v, (Usage, Timings, TokenLogprob)):
+            if isinstance(v, (Usage, Timings, TokenLogprob, Completion)):
                 return {f.name: plain(getattr(v, f.name)) for f in fields(v)}
             if isinstance(v, bytes):
                 return list(v)
@@ -288,4 +319,5 @@ class Completion:
                 return [plain(x) for x in v]
             return str(v) if isinstance(v, FinishReason) else v
 
-        return {f.name: plain(getattr(self, f.name)) for f in fields(self)}
+        out: dict[str, Any] = plain(self)
+        return out

@@ -7,6 +7,7 @@ import os
 import queue
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias, TypeVar
 
 from edgerun.core import (
@@ -44,7 +45,9 @@ class Delivery:
         params: SamplingParams,
         last_prompt_id: int,
         emit: Callable[[Item], None],
+        index: int = 0,
     ) -> None:
+        self._index = index
         self._tokenizer = tokenizer
         self._detok = StreamDetokenizer(tokenizer, stop=params.stop, previous=last_prompt_id)
         self._emit = emit
@@ -72,9 +75,7 @@ class Delivery:
         ids, logprobs = tuple(self._ids), tuple(self._logprobs)
         self._ids.clear()
         self._logprobs.clear()
-        self._emit(
-            Chunk(chunk.text, ids, logprobs, chunk.finish_reason, chunk.usage, chunk.timings)
-        )
+        self._emit(replace(chunk, token_ids=ids, logprobs=logprobs, index=self._index))
 
     def _logprob(self, token: Sampled) -> TokenLogprob:
         raw = self._tokenizer.token_bytes
@@ -133,53 +134,62 @@ def _open(item: Item) -> Chunk:
 class ChunkStream(Iterator[Chunk]):
     """A running request's chunks. Closing or dropping it ends the request.
 
-    ``owner`` is kept alive until then: the model that computes the chunks.
+    ``owner`` is kept alive until then: the model that computes the chunks. ``n`` answers come, each
+    with a last chunk of its own.
     """
 
-    def __init__(self, mailbox: Mailbox, cancel: Callable[[], None], owner: object) -> None:
+    def __init__(
+        self, mailbox: Mailbox, cancel: Callable[[], None], owner: object, n: int = 1
+    ) -> None:
         self._mailbox = mailbox
         self._owner = owner
-        self._done = False
+        self._left = n
         self._cancel = weakref.finalize(self, cancel)
 
     def __next__(self) -> Chunk:
-        if self._done:
+        if not self._left:
             raise StopIteration
         try:
             chunk = self._mailbox.get()
         except Exception:
-            self._done = True
+            self.close()
             raise
-        self._done = chunk.finish_reason is not None
+        if chunk.finish_reason is not None:
+            self._left = max(0, self._left - 1)  # it is 0 if the stream was closed meanwhile
         return chunk
 
     def close(self) -> None:
         """End the request, if it still runs; no more chunks come."""
-        self._done = True
+        self._left = 0
         self._cancel()
 
 
 class Collector:
-    """Adds chunks up to a :class:`Completion`."""
+    """Adds the chunks of ``n`` answers up to a :class:`Completion`."""
 
-    def __init__(self, want_logprobs: bool) -> None:
-        self._text: list[str] = []
-        self._ids: list[int] = []
-        self._logprobs: list[TokenLogprob] | None = [] if want_logprobs else None
+    def __init__(self, want_logprobs: bool, n: int = 1) -> None:
+        self._parts: list[list[Chunk]] = [[] for _ in range(n)]
+        self._left = n
+        self._want_logprobs = want_logprobs
 
     def add(self, chunk: Chunk) -> Completion | None:
         """The completion, once the last chunk is in."""
-        self._text.append(chunk.text)
-        self._ids += chunk.token_ids
-        if self._logprobs is not None:
-            self._logprobs += chunk.logprobs
-        if chunk.finish_reason is None:
+        self._parts[chunk.index].append(chunk)
+        self._left -= chunk.finish_reason is not None
+        if self._left:
             return None
+        first, *others = (self._join(part) for part in self._parts)
+        return replace(first, others=tuple(others))
+
+    def _join(self, chunks: Sequence[Chunk]) -> Completion:
+        last = chunks[-1]
+        assert last.finish_reason is not None
+        logprobs = tuple(p for c in chunks for p in c.logprobs)
         return Completion(
-            text="".join(self._text),
-            token_ids=tuple(self._ids),
-            finish_reason=chunk.finish_reason,
-            usage=chunk.usage or Usage(),
-            timings=chunk.timings or Timings(),
-            logprobs=tuple(self._logprobs) if self._logprobs is not None else None,
+            text="".join(c.text for c in chunks),
+            token_ids=tuple(i for c in chunks for i in c.token_ids),
+            finish_reason=last.finish_reason,
+            usage=last.usage or Usage(),
+            timings=last.timings or Timings(),
+            logprobs=logprobs if self._want_logprobs else None,
         )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import operator
-import secrets
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -20,16 +17,17 @@ from edgerun.delivery import (
     AsyncMailbox,
     ChunkStream,
     Collector,
-    Delivery,
     Item,
     Mailbox,
     off_loop,
 )
-from edgerun.engine import Engine, Limits, Worker
+from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine import Sequence as EngineSequence
-from edgerun.engine.sampling import Sampler
-from edgerun.errors import ClosedError, ContextLengthError, RequestError, printable
+from edgerun.engine.draft_source import whole_drafts
+from edgerun.errors import ClosedError, RequestError
 from edgerun.loading import LoadedModel, find, load, open_backend
+from edgerun.requests import check_count, chosen_params, sequences, token_ids
+from edgerun.speculating import check_choice, open_speculation
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
 from edgerun.text.tokenizer import Tokenizer
@@ -62,13 +60,18 @@ class LLM:
         kv_type: how K and V are stored: ``"f16"``, ``"q8_0"`` (half of that) or ``"f32"``;
             ``None`` = the backend's default (cpu f16, reference f32).
         max_batch: most sequences in one step; others wait.
+        speculation: ``"ngram"`` computes several tokens in one step where the text repeats
+            itself; it changes the speed, never the text. ``"auto"`` = that, on backends where it
+            holds bit for bit (cpu); ``"off"``.
+        draft: a second, much smaller model with the same tokens (as ``model``) that drafts too.
         progress: called with bytes loaded and bytes in all.
 
     Raises:
         ModelNotFoundError, DownloadError: the model cannot be found or fetched.
         ModelFileError: the file cannot be used.
         BackendError: the backend cannot be used, or memory does not suffice.
-        RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, or ``backend`` unknown.
+        RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, or ``backend``
+            or ``speculation`` unknown, or ``draft`` has other tokens.
     """
 
     def __init__(
@@ -80,10 +83,13 @@ class LLM:
         threads: int | None = None,
         kv_type: str | None = None,
         max_batch: int = 16,
+        speculation: str = "auto",
+        draft: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         for key, number in (("n_ctx", n_ctx), ("threads", threads), ("max_batch", max_batch)):
-            _check_count(key, number)
+            check_count(key, number)
+        check_choice(speculation, draft)
         resolved = find(model)
         opened = open_backend(backend, threads) if isinstance(backend, str) else None
         used = opened if opened is not None else backend
@@ -93,6 +99,7 @@ class LLM:
             )
         try:
             self._model: LoadedModel = load(resolved.path, used, n_ctx, kv_type, progress)
+            self._speculation = open_speculation(self._model, speculation, draft)
         except BaseException:
             if opened is not None:
                 opened.close()
@@ -102,7 +109,13 @@ class LLM:
         self._template_lock = threading.Lock()
         kv = self._model.kv
         limits = Limits(max_rows=max_batch)
-        engine = Engine(self._model.program, kv.n_pages, PAGE_SIZE, limits, copy_page=kv.copy_page)
+        program, widths = self._model.program, whole_drafts
+        if self._speculation is not None:
+            program = self._speculation.timed(program)
+            widths = self._speculation.widths
+        engine = Engine(
+            program, kv.n_pages, PAGE_SIZE, limits, copy_page=kv.copy_page, widths=widths
+        )
         # The worker's thread frees the backend, after its last step: nothing else may.
         at_end = opened.close if opened is not None else partial(_keep, used)
         self._worker = Worker(engine, at_end)
@@ -129,6 +142,10 @@ class LLM:
     def model(self) -> LoadedModel:
         """File facts, configuration, tokenizer and program, for tools that look closer."""
         return self._model
+
+    def metrics(self) -> Metrics:
+        """What was computed and is being computed: queue, tokens, cache, drafts, step times."""
+        return self._worker.metrics()
 
     # -- text ---------------------------------------------------------------------------------
 
@@ -194,7 +211,7 @@ class LLM:
             GenerationError: the model's output is not a number.
             ClosedError: the LLM was closed.
         """
-        chosen = _params(params, overrides)
+        chosen = chosen_params(params, overrides)
         return _collect(self.stream(prompt, chosen), chosen)
 
     def stream(
@@ -203,9 +220,9 @@ class LLM:
         """:meth:`generate` piece by piece. The request starts at once; closing or abandoning the
         iterator frees its place."""
         mailbox = Mailbox()
-        ids, chosen = self._prompt_ids(prompt), _params(params, overrides)
-        sequence = self._submit(ids, chosen, mailbox.put)
-        return ChunkStream(mailbox, partial(self._worker.cancel, sequence), owner=self)
+        ids, chosen = self._prompt_ids(prompt), chosen_params(params, overrides)
+        sequences = self._submit(ids, chosen, mailbox.put)
+        return ChunkStream(mailbox, partial(self._worker.cancel, *sequences), self, chosen.n)
 
     def chat(
         self,
@@ -237,32 +254,32 @@ class LLM:
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
     ) -> Completion:
         """:meth:`generate` for coroutines; cancelling the task frees its place."""
-        chosen = _params(params, overrides)
+        chosen = chosen_params(params, overrides)
         return await _acollect(self.astream(prompt, chosen), chosen)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
     ) -> AsyncGenerator[Chunk, None]:
         """:meth:`stream` for coroutines. It starts, and refuses, at the first ``anext``."""
-        chosen = _params(params, overrides)
+        chosen = chosen_params(params, overrides)
         ids = await off_loop(self._prompt_ids, prompt)  # long texts take a while
         mailbox = AsyncMailbox()
-        sequence = self._submit(ids, chosen, mailbox.put)
+        sequences = self._submit(ids, chosen, mailbox.put)
+        left = len(sequences)
         try:
-            while True:
+            while left:
                 chunk = await mailbox.get()
+                left -= chunk.finish_reason is not None
                 yield chunk
-                if chunk.finish_reason is not None:
-                    return
         finally:
-            self._worker.cancel(sequence)
+            self._worker.cancel(*sequences)
 
     async def achat(
         self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
     ) -> Completion:
         """:meth:`chat` for coroutines; ``options`` as there."""
         given = {k: v for k, v in options.items() if k not in _TEMPLATE_OPTIONS}
-        chosen = _params(params, given)
+        chosen = chosen_params(params, given)
         return await _acollect(self.astream_chat(messages, params, **options), chosen)
 
     async def astream_chat(
@@ -270,7 +287,7 @@ class LLM:
     ) -> AsyncGenerator[Chunk, None]:
         """:meth:`stream_chat` for coroutines; ``options`` as there."""
         template = {k: options.pop(k) for k in _TEMPLATE_OPTIONS if k in options}
-        chosen = _params(params, options)
+        chosen = chosen_params(params, options)
         ids = await off_loop(self.apply_template, messages, **template)
         async with contextlib.aclosing(self.astream(ids, chosen)) as chunks:
             async for chunk in chunks:
@@ -297,58 +314,16 @@ class LLM:
         return self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt)
 
     def _ids(self, ids: Sequence[int]) -> list[int]:
-        """``ids`` as plain ints; numpy's integers are welcome."""
-        if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
-            raise RequestError(
-                f"expected text or a list of token ids, not {type(ids).__name__}", param="prompt"
-            )
-        n_vocab = self._model.tokenizer.n_vocab
-        out = []
-        for i in ids:
-            try:
-                n = -1 if isinstance(i, bool) else operator.index(i)
-            except TypeError:
-                n = -1
-            if not 0 <= n < n_vocab:
-                raise RequestError(
-                    f"{printable(repr(i), 40)} is not a token id from 0 to {n_vocab - 1}",
-                    param="prompt",
-                )
-            out.append(n)
-        return out
+        return token_ids(ids, self._model.tokenizer.n_vocab)
 
     def _submit(
         self, ids: list[int], params: SamplingParams, emit: Callable[[Item], None]
-    ) -> EngineSequence:
-        tokenizer = self._model.tokenizer
-        if not ids:
-            if tokenizer.bos_id is None:
-                raise RequestError(
-                    "the prompt is empty and the model has no start token: give it some text",
-                    param="prompt",
-                )
-            ids = [tokenizer.bos_id]
-        room = self.n_ctx - len(ids)
-        if room < 1:
-            raise ContextLengthError(len(ids), self.n_ctx)
-        sampler = Sampler(
-            params,
-            tokenizer.n_vocab,
-            eog_ids=tokenizer.eog_ids,
-            seed=params.seed if params.seed is not None else secrets.randbits(64),
-            token_bytes=tokenizer.token_bytes,
-            prompt_ids=ids,
-        )
-        sequence = EngineSequence(
-            ids,
-            params,
-            sampler,
-            Delivery(tokenizer, params, ids[-1], emit),
-            max_tokens=room if params.max_tokens is None else min(params.max_tokens, room),
-            eog_ids=tokenizer.eog_ids,
-        )
-        self._worker.submit(sequence)
-        return sequence
+    ) -> list[EngineSequence]:
+        """Start ``params.n`` answers to a prompt."""
+        drafter = self._speculation.drafter if self._speculation is not None else None
+        found = sequences(ids, params, self._model.tokenizer, self.n_ctx, emit, drafter)
+        self._worker.submit(*found)
+        return found
 
 
 #: Options of :meth:`LLM.chat` that are no sampling parameters.
@@ -359,25 +334,8 @@ def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
     return "" if token_id is None else tokenizer.token_text(token_id)
 
 
-def _params(params: SamplingParams | None, overrides: dict[str, Any]) -> SamplingParams:
-    known = {f.name for f in dataclasses.fields(SamplingParams)}
-    for name in overrides:
-        if name not in known:
-            raise RequestError(f"unknown sampling parameter {name!r}", param=name)
-    if params is None:
-        return SamplingParams(**overrides)
-    return dataclasses.replace(params, **overrides) if overrides else params
-
-
-def _check_count(name: str, value: int | None) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RequestError(f"{name} must be a whole number above 0, not {value!r}", param=name)
-
-
 def _collect(chunks: ChunkStream, params: SamplingParams) -> Completion:
-    collector = Collector(params.logprobs is not None)
+    collector = Collector(params.logprobs is not None, params.n)
     with contextlib.closing(chunks):  # an interrupt ends the request, too
         for chunk in chunks:
             if (done := collector.add(chunk)) is not None:
@@ -386,7 +344,7 @@ def _collect(chunks: ChunkStream, params: SamplingParams) -> Completion:
 
 
 async def _acollect(chunks: AsyncGenerator[Chunk, None], params: SamplingParams) -> Completion:
-    collector = Collector(params.logprobs is not None)
+    collector = Collector(params.logprobs is not None, params.n)
     async with contextlib.aclosing(chunks):
         async for chunk in chunks:
             if (done := collector.add(chunk)) is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from edgerun.cli.options import (
     add_model_options,
     add_sampling_options,
+    add_speculation_options,
     forgive_stdin,
     open_llm,
     sampling_params,
@@ -49,6 +50,7 @@ def add_parser(subparsers: Subparsers) -> None:
     p.add_argument("--system", metavar="TEXT", help="a system prompt")
     add_model_options(p)
     add_sampling_options(p)
+    add_speculation_options(p)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "add_model_options",
     "add_sampling_options",
+    "add_speculation_options",
     "forgive_stdin",
     "open_llm",
     "read_prompt",
@@ -53,6 +54,14 @@ def add_model_options(p: argparse.ArgumentParser) -> None:
         help="how K and V are stored: f16 (cpu's default), q8_0 (half the "
         "memory, faster in long contexts) or f32",
     )
+
+
+def add_speculation_options(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("speculation: same text in fewer steps")
+    g.add_argument(
+        "--speculation", metavar="KIND", help="auto, off or ngram, which copies what repeats"
+    )
+    g.add_argument("--draft", metavar="MODEL|FILE", help="a small model of the same family")
 
 
 def add_sampling_options(p: argparse.ArgumentParser) -> None:
@@ -112,6 +121,11 @@ def open_llm(args: argparse.Namespace, *, chat: bool = False) -> LLM:
         model = find(args.model, progress=pulling)
     if chat:
         threading.Thread(target=_import_templates, daemon=True).start()
+    if getattr(args, "draft", None) is not None:
+        with pull_progress(args.draft) as pulling:
+            find(args.draft, progress=pulling)
+    # Commands that do not generate have no such options.
+    options = {k: v for k in ("speculation", "draft") if (v := getattr(args, k, None)) is not None}
     with load_progress() as loading:
         llm = LLM(
             model.path,
@@ -120,6 +134,7 @@ def open_llm(args: argparse.Namespace, *, chat: bool = False) -> LLM:
             threads=args.threads,
             kv_type=args.kv,
             progress=loading,
+            **options,
         )
     gc.freeze()  # what is there now stays: collections need not look at it
     gc.enable()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from edgerun.cli.options import (
     add_model_options,
     add_sampling_options,
+    add_speculation_options,
     open_llm,
     read_prompt,
     sampling_params,
@@ -52,6 +53,7 @@ def add_parser(subparsers: Subparsers) -> None:
     p.add_argument("-q", "--quiet", action="store_true", help="no speeds on stderr")
     add_model_options(p)
     add_sampling_options(p)
+    add_speculation_options(p)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -68,8 +68,6 @@ class Pager:
             s.n_past = m.n_tokens
             s.n_known = len(m.nodes)
             s.node = m.nodes[-1] if m.nodes else self.pool.index.root
-            if s.n_cached is None:
-                s.n_cached = min(m.n_tokens, s.n_prompt - 1)
 
     def _copy_start(self, s: Sequence, source: int) -> None:
         """A page of ``s``'s own that begins as ``source``, which is then given up."""
@@ -124,7 +122,6 @@ class Pager:
         follower.n_past = leader.n_past
         follower.n_known, follower.node = leader.n_known, leader.node
         follower.digests = list(leader.digests)
-        follower.n_cached = leader.n_cached
         follower.started = leader.started
 
     def release(self, s: Sequence, keep: bool = True) -> None:

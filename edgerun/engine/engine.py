@@ -10,7 +10,9 @@ from collections.abc import Callable
 from edgerun.backends.base import F32, Batch, Program
 from edgerun.core import FinishReason
 from edgerun.engine.admission import Pager
+from edgerun.engine.budget import StepCost
 from edgerun.engine.draft_source import Widths, whole_drafts
+from edgerun.engine.metrics import Counters, Metrics
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.rows import Row, add_drafts, feed
 from edgerun.engine.scheduler import Demand, Limits, plan
@@ -49,17 +51,18 @@ class Engine:
         widths: Widths = whole_drafts,
     ) -> None:
         self.program = program
-        self.pool = PagePool(n_pages, page_size)
-        self.pager = Pager(self.pool, copy_page)
+        self.pager = Pager(PagePool(n_pages, page_size), copy_page)
         self.limits = limits or Limits()
         self.widths = widths
         self.sequences: list[Sequence] = []  # the foremost first
-        self.n_steps = 0
+        self.cost = StepCost()
+        self.counters = Counters()
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in, or tell its sink at once that it can never fit."""
         size = self.pool.n_pages * self.pool.page_size
         if sequence.n_prompt > size - (sequence.max_tokens > 0):
+            self._count(FinishReason.ERROR)
             self._tell(sequence, ContextLengthError(sequence.n_prompt, size))
             return
         if sequence.leader is not None:
@@ -71,43 +74,48 @@ class Engine:
         bisect.insort(self.sequences, sequence, key=lambda s: s.rank)
 
     @property
+    def pool(self) -> PagePool:
+        return self.pager.pool
+
+    @property
     def idle(self) -> bool:
         return not self.sequences
 
     def step(self) -> None:
         """Compute one batch. A sequence that cannot go on is failed or finished; others go on."""
+        start = time.perf_counter()
         self._drop_cancelled()
-        rows = self._schedule()
+        rows = self._schedule(start)
         if not rows:
             return
         add_drafts(rows, self.limits.max_draft, self.widths, self.pager.reserve)
+        batch = Batch.pack([r.pack() for r in rows])
         try:
-            logits = self.program.run(Batch.pack([r.pack() for r in rows]))
+            logits = self.program.run(batch)
         except Exception as e:  # whatever it was, sequences outside this batch go on
             for r in rows:
                 self._fail(r.sequence, e, keep=False)
             return
-        self.n_steps += 1
         out = 0
         for r in rows:
-            s = r.sequence
-            s.n_past += r.n
-            self.pager.note(s)
-            if s.pending:
-                continue
-            got = logits[out : out + 1 + len(r.draft)] if r.wants else logits[:0]
-            out += len(got)
-            followers = self._followers(s, r.wants)
-            for t in followers:  # before the leader, which may end and give up its pages
-                self._sample(t, got, ())
-            if r.wants:
-                self._sample(s, got, r.draft)
-            else:
-                self._finish(s, FinishReason.LENGTH)
+            n_out = 1 + len(r.draft) if r.wants else 0
+            self._advance(r, logits[out : out + n_out])
+            out += n_out
+        seconds = time.perf_counter() - start
+        self.cost.add(batch.n_tokens, seconds)
+        self.counters.step(batch.n_tokens, seconds)
 
     def fail_all(self, error: Exception) -> None:
         for s in list(self.sequences):
             self._fail(s, error)
+
+    def start_over(self, error: Exception) -> None:
+        """After a bug, whose traces nobody knows: fail every sequence and forget every page."""
+        failed, self.sequences = self.sequences, []
+        self.pager.pool = PagePool(self.pool.n_pages, self.pool.page_size)
+        for s in failed:
+            self._count(FinishReason.ERROR)
+            self._tell(s, error)
 
     def check(self) -> None:
         """Prove the page accounting; for tests."""
@@ -121,23 +129,40 @@ class Engine:
         if ranks != sorted(ranks):
             raise AssertionError("the sequences are out of order")
 
+    def metrics(self, waiting: int = 0) -> Metrics:
+        """A snapshot, from any thread; ``waiting`` more requests are on their way in."""
+        pool, sequences = self.pool, list(self.sequences)
+        running = sum(bool(s.pages) for s in sequences)
+        cached, free = pool.n_cached, pool.n_free
+        return self.counters.snapshot(
+            waiting=waiting + len(sequences) - running,
+            running=running,
+            evictions=pool.n_evicted,
+            pages_total=pool.n_pages,
+            pages_used=pool.n_pages - free,
+            pages_cached=cached,
+        )
+
     # -- scheduling ---------------------------------------------------------------------------
 
-    def _schedule(self) -> list[Row]:
+    def _schedule(self, now: float) -> list[Row]:
         """The rows of the next step, with pages for their pending tokens."""
-        now = time.perf_counter()
         asking: list[tuple[Sequence, Match | None]] = []
         demands: list[Demand] = []
         for s, match in self._asking():
             asking.append((s, match))
             demands.append(self.pager.demand(s, match, now - s.created < _PATIENCE))
-        busy = any(d.generating for d in demands)
-        budget = self.limits.busy_budget if busy else self.limits.budget
+        budget = self._budget(sum(d.generating for d in demands))
         p = plan(demands, self.limits.max_rows, budget, self.pool.n_free, self.pool.page_size)
         for i in p.preempt:  # computed again later: the tokens stay, and the pages while they can
             self.pager.release(asking[i][0])
+            self.counters.preemptions += 1
         taken = [(s, m, n) for (s, m), n in zip(asking, p.take, strict=True) if n]
-        self.pager.enter((s, m) for s, m, _ in taken if m is not None)
+        new = [(s, m) for s, m, _ in taken if m is not None]
+        for s, m in new:
+            if s.n_cached is None:  # else it enters again
+                self._entered(s, m.n_tokens, m.n_tokens)
+        self.pager.enter(new)
         rows = []
         for s, _, n in taken:
             self.pager.grow(s, n)
@@ -172,11 +197,43 @@ class Engine:
                 coming.update(s.digests[s.n_past // self.pool.page_size :])
         return found
 
+    def _budget(self, generating: int) -> int:
+        """Tokens of the next step, if so many rows generate."""
+        limits = self.limits
+        if not generating:
+            return limits.budget
+        within = None if limits.gap is None else self.cost.within(limits.gap)
+        if within is None:
+            within = limits.busy_budget
+        return min(
+            limits.budget, max(within, min(generating, limits.max_rows) + limits.least_budget)
+        )
+
+    def _entered(self, s: Sequence, n_cached: int, not_computed: int) -> None:
+        """``s`` has its place for the first time."""
+        s.n_cached = n_cached
+        self.counters.prompt_tokens += s.n_prompt
+        self.counters.cached_tokens += not_computed
+
     def _give_up(self, s: Sequence) -> None:
         """The foremost sequence fills the pool alone: end it, rather than wait for ever."""
         self._finish(s, FinishReason.LENGTH)
 
     # -- results ------------------------------------------------------------------------------
+
+    def _advance(self, row: Row, logits: F32) -> None:
+        """Go on behind a row that was computed; ``logits`` are of its last token and its draft."""
+        s = row.sequence
+        s.n_past += row.n
+        self.pager.note(s)
+        if s.pending:
+            return
+        for t in self._followers(s, row.wants):  # before s, which may end and give up its pages
+            self._sample(t, logits)
+        if row.wants:
+            self._sample(s, logits, row.draft, row.origins)
+        else:
+            self._finish(s, FinishReason.LENGTH)
 
     def _followers(self, leader: Sequence, sampled: bool) -> list[Sequence]:
         """Those who waited for this prompt and may sample behind it, now with its pages."""
@@ -188,15 +245,25 @@ class Engine:
             s.leader = None  # if nothing is sampled, it finds the prompt cached
             if sampled:
                 self.pager.share(leader, s)
+                self._entered(s, leader.n_cached or 0, s.n_prompt)
         return found if sampled else []
 
-    def _sample(self, s: Sequence, logits: F32, draft: tuple[int, ...]) -> None:
-        before = len(s.ids)
+    def _sample(
+        self,
+        s: Sequence,
+        logits: F32,
+        draft: tuple[int, ...] = (),
+        origins: tuple[tuple[str, int], ...] = (),
+    ) -> None:
+        before, n_past = len(s.ids), s.n_past
         try:
             reason = s.accept(logits, draft)
         except Exception as e:  # NaN logits, or a sink that broke: this request's trouble alone
             self._fail(s, e, keep=not isinstance(e, GenerationError))
             return
+        self.counters.generated_tokens += len(s.ids) - before
+        if draft:
+            self.counters.draft(origins, len(draft), s.n_past - n_past)
         feed(s, s.ids[before:])
         self.pager.note(s)
         if reason is not None:
@@ -209,8 +276,12 @@ class Engine:
         for s in [s for s in self.sequences if s.cancelled]:
             self._finish(s, FinishReason.ABORT)
 
+    def _count(self, reason: FinishReason) -> None:
+        self.counters.finished[str(reason)] += 1
+
     def _finish(self, s: Sequence, reason: FinishReason) -> None:
         self._remove(s)
+        self._count(reason)
         try:
             s.sink.finish(reason, s.usage(), s.timings())
         except Exception as e:
@@ -219,6 +290,7 @@ class Engine:
     def _fail(self, s: Sequence, error: Exception, keep: bool = True) -> None:
         """End ``s`` with an error; without ``keep`` nobody uses what it computed."""
         self._remove(s, keep)
+        self._count(FinishReason.ERROR)
         self._tell(s, error)
 
     def _tell(self, s: Sequence, error: Exception) -> None:

@@ -141,6 +141,7 @@ class PagePool:
         except KeyError:
             return None, page
         if found is None:
+            self._supersede(parent, tokens)
             return self.index.insert(parent, key, tokens, page), page
         if found.page != page:
             self.retain([found.page])
@@ -152,7 +153,19 @@ class PagePool:
         if parent is None or not parent.alive or self._refs[page] != 1 or page in self.index:
             return
         if self.index.best_start(parent, tokens)[1] < len(tokens):  # else it is known already
+            self._supersede(parent, tokens)
             self.index.insert(parent, b"", tokens, page)
+
+    def _supersede(self, parent: Node, tokens: tuple[int, ...]) -> None:
+        """Forget partly filled pages that hold no more than the beginning of ``tokens``."""
+        size = self.page_size
+        self.forget(
+            [
+                c.page
+                for c in parent.children
+                if len(c.tokens) < size and tokens[: len(c.tokens)] == c.tokens
+            ]
+        )
 
     def forget(self, pages: Sequence[int]) -> None:
         """Nobody new may use these pages, nor those behind them: they may hold rubbish."""

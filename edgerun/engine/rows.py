@@ -12,16 +12,20 @@ __all__ = ["Row", "add_drafts", "feed"]
 
 log = logging.getLogger(__name__)
 
+_NOTHING = Draft()
+
 
 class Row:
     """One sequence's part of a step: ``n`` of its pending tokens, and a draft behind them."""
 
-    __slots__ = ("draft", "n", "sequence", "wants")
+    __slots__ = ("draft", "n", "origins", "sequence", "wants")
 
     def __init__(self, sequence: EngineSequence, n: int) -> None:
         self.sequence = sequence
         self.n = n
         self.draft: tuple[int, ...] = ()
+        #: Which sources drafted how many of them; may reach past the draft's end.
+        self.origins: tuple[tuple[str, int], ...] = ()
         #: Whether a token is sampled behind it.
         self.wants = n == sequence.pending and sequence.room > 0
 
@@ -49,28 +53,30 @@ def add_drafts(
         widths: shares the step's width among the drafts.
         reserve: finds pages for a sequence and so many tokens of a draft; returns for how many.
     """
-    asked: list[Row] = []
-    drafts: list[Draft] = []
-    for r in rows:
-        s = r.sequence
-        if s.drafter is None or r.n != 1 or not r.wants or s.room < 2:
-            continue
-        limit = min(s.room - 1, most)
-        try:
-            d = s.drafter.draft(limit)
-        except Exception:
-            log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
-            s.drafter = None
-            continue
-        if d.tokens:
-            asked.append(r)
-            drafts.append(Draft(tuple(d.tokens[:limit]), tuple(d.probs[:limit])))
-    if not asked:
+    asked = [r for r in rows if r.wants and r.n == 1]
+    drafts = [_draft(r.sequence, most) for r in asked]
+    if not any(d.tokens for d in drafts):
         return
     for r, d, width in zip(asked, drafts, widths(drafts, sum(r.n for r in rows)), strict=True):
         width = min(width, len(d.tokens))
         if width > 0:
             r.draft = d.tokens[: reserve(r.sequence, width)]
+            r.origins = d.origins
+
+
+def _draft(s: EngineSequence, most: int) -> Draft:
+    limit = min(s.room - 1, most)
+    if s.drafter is None or limit < 1:
+        return _NOTHING
+    try:
+        d = s.drafter.draft(limit)
+        if len(d.tokens) > limit:
+            d = d._replace(tokens=d.tokens[:limit], probs=d.probs[:limit])
+        return d if d.origins else d._replace(origins=((s.drafter.name, limit),))
+    except Exception:
+        log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
+        s.drafter = None
+        return _NOTHING
 
 
 def feed(s: EngineSequence, ids: Sequence[int]) -> None:

@@ -29,7 +29,7 @@ class Limits:
         budget: tokens in one step while nothing is being generated.
         busy_budget: the same while some row is, so that its next token is never far away, until
             the cost of a step is known.
-        least_budget: the same however dear a step is, so that prompts get in.
+        least_budget: tokens of prompts among them, however dear a step is.
         gap: the seconds from one token to the next that prompts may stretch a running row's
             steps to; None = ``busy_budget``, whatever it costs.
         max_draft: most draft tokens of a row.
@@ -38,7 +38,7 @@ class Limits:
     max_rows: int = 16
     budget: int = 512
     busy_budget: int = 128
-    least_budget: int = 16
+    least_budget: int = 4
     gap: float | None = 0.1
     max_draft: int = 32
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from edgerun.engine.engine import Engine
+from edgerun.engine.metrics import Metrics
 from edgerun.engine.sequence import Sequence
 from edgerun.errors import ClosedError
 
@@ -30,8 +31,8 @@ class Worker:
         self._thread = threading.Thread(target=self._loop, name="edgerun-engine", daemon=True)
         self._thread.start()
 
-    def submit(self, sequence: Sequence) -> None:
-        """Queue a sequence.
+    def submit(self, *sequences: Sequence) -> None:
+        """Queue sequences; they arrive together.
 
         Raises:
             ClosedError: the worker was closed.
@@ -39,16 +40,21 @@ class Worker:
         with self._wake:
             if self._closed:
                 raise ClosedError("this model is closed")
-            self._new.append(sequence)
+            self._new += sequences
             self._wake.notify()
 
-    def cancel(self, sequence: Sequence) -> None:
-        """End a sequence before the next step; harmless if it has already ended.
+    def cancel(self, *sequences: Sequence) -> None:
+        """End sequences before the next step; harmless if they have already ended.
 
         Takes no lock, since finalizers call it from any thread at any time; the engine's thread
         does not sleep while a sequence is under way.
         """
-        sequence.cancelled = True
+        for s in sequences:
+            s.cancelled = True
+
+    def metrics(self) -> Metrics:
+        """What the engine has done and is doing; from any thread, also after the end."""
+        return self._engine.metrics(waiting=len(self._new))
 
     def close(self) -> None:
         """Fail what is running with ClosedError, stop the thread and wait for it.
@@ -87,5 +93,5 @@ class Worker:
             self._engine.step()
         except Exception as e:  # a bug must not leave callers waiting for ever
             log.exception("the engine's step failed; its requests are ended")
-            self._engine.fail_all(e)
+            self._engine.start_over(e)
         return True

@@ -55,6 +55,20 @@ def test_an_argument(cli: CLI, model: Path) -> None:
     assert "decode 2 tokens, " in r.err
 
 
+def test_speculation_says_the_same(cli: CLI, endless: Path, tmp_path: Path) -> None:
+    def run(*options: str | Path) -> tuple[int, str, str]:
+        return cli("run", "-m", endless, *ARGS, "-q", "--raw", "-n", "40", *options, "go")
+
+    said = run("--speculation", "off")
+    assert said[1].count("tick") == 20
+    assert run() == run("--speculation", "ngram") == run("--draft", endless) == said
+    wrong = run("--speculation", "often")
+    assert wrong.status != 0
+    assert "auto, off, ngram, not 'often'" in one_line_error(wrong)
+    other = gb.scripted_model(tmp_path / "other.gguf", ["no"], vocab=[" "])
+    assert "other tokens" in one_line_error(run("--draft", other))
+
+
 def test_quiet_raw(cli: CLI, model: Path) -> None:
     assert cli("run", "-m", model, *ARGS, "-q", "--raw", "x") == (0, "Hello wörld!", "")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -203,12 +204,14 @@ def engine(
     limits: Limits | None = None,
     program: FakeProgram | None = None,
     widths: Widths = whole_drafts,
+    gap: float | None = None,
 ) -> Engine:
-    """An engine on the fake program, which from here on knows what must not be written to."""
+    """An engine on the fake program, which from here on knows what must not be written to. What
+    it does depends on the clock only if ``gap`` is given."""
     program = program or FakeProgram(n_pages, page_size)
+    limits = replace(limits or Limits(), gap=gap)
     e = Engine(program, n_pages, page_size, limits, copy_page=program.copy_page, widths=widths)
-    pool = e.pool
-    program.may_write = lambda page: pool.users(page) == 1 and page not in pool.index
+    program.may_write = lambda page: e.pool.users(page) == 1 and page not in e.pool.index
     return e
 
 

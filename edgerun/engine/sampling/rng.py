@@ -27,7 +27,7 @@ def philox4x32(
     return c0, c1, c2, c3
 
 
-def draws(seed: int, position: int) -> tuple[float, float]:
+def draws(seed: int, position: int, stream: int = 0) -> tuple[float, float]:
     """Two independent uniform numbers in [0, 1), 53 bits each, for one emitted token.
 
     The first picks the token; the second is the coin XTC flips. Seeds are taken modulo 2**64,
@@ -36,9 +36,11 @@ def draws(seed: int, position: int) -> tuple[float, float]:
     Args:
         seed: the request's.
         position: how many tokens the request emitted before this one.
+        stream: which of a request's samples; each draws numbers of its own.
     """
     a, b, c, d = philox4x32(
-        (position & _U32, (position >> 32) & _U32, 0, 0), (seed & _U32, (seed >> 32) & _U32)
+        (position & _U32, (position >> 32) & _U32, stream & _U32, 0),
+        (seed & _U32, (seed >> 32) & _U32),
     )
     scale = 2.0**-53
     return ((a >> 5) << 26 | b >> 6) * scale, ((c >> 5) << 26 | d >> 6) * scale

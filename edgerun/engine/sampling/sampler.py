@@ -54,6 +54,7 @@ class Sampler:
         n_vocab: ids from 0 up to this may be sampled.
         eog_ids: end-of-generation tokens, masked under ``params.ignore_eos``.
         seed: 64-bit; ``params.seed``, or a fresh one where that is ``None``.
+        stream: which of a request's ``params.n`` samples; they share the seed, not the numbers.
         token_bytes: a token's bytes, for DRY's sequence breakers.
         prompt_ids: the prompt, for ``repeat_penalty`` and DRY.
 
@@ -70,11 +71,12 @@ class Sampler:
         *,
         eog_ids: Collection[int] = (),
         seed: int,
+        stream: int = 0,
         token_bytes: Callable[[int], bytes] | None = None,
         prompt_ids: Sequence[int] = (),
     ) -> None:
         self._n_vocab = n_vocab
-        self._seed = seed
+        self._seed, self._stream = seed, stream
         self._position = 0
         self._logprobs = params.logprobs
         self._greedy = params.temperature <= 0.0
@@ -162,7 +164,9 @@ class Sampler:
 
     def _candidates(self, pool: Pool) -> tuple[Pool, float]:
         """The pool after every step, and the number that picks from it."""
-        u, coin = (0.0, 0.0) if self._greedy else rng.draws(self._seed, self._position)
+        u, coin = 0.0, 0.0
+        if not self._greedy:
+            u, coin = rng.draws(self._seed, self._position, self._stream)
         for stage in self._stages:
             pool = stage(pool, coin)
         return pool.greedy() if self._greedy else pool, u

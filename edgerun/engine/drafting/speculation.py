@@ -1,0 +1,81 @@
+"""Speculation of one engine: its sources, what steps cost, who may risk how much."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from edgerun.backends.base import F32, Batch, Program
+from edgerun.engine.draft_source import Account, Draft, Drafter
+from edgerun.engine.drafting.costs import StepCosts
+from edgerun.engine.drafting.widths import share
+
+__all__ = ["AccountedDrafter", "Speculation", "TimedProgram"]
+
+
+class Speculation:
+    """Makes drafters for an engine's sequences and shares its steps among them.
+
+    Args:
+        source: makes the drafter of a new sequence.
+        costs: step costs; learned from the steps unless given.
+    """
+
+    def __init__(self, source: Callable[[], Drafter], costs: StepCosts | None = None) -> None:
+        self.costs = costs or StepCosts()
+        self._source = source
+
+    def drafter(self) -> Drafter:
+        """A drafter for one sequence, whose losses are bounded."""
+        return AccountedDrafter(self._source())
+
+    def timed(self, program: Program) -> Program:
+        """``program``, with what its steps cost learned."""
+        return TimedProgram(program, self.costs)
+
+    def widths(self, drafts: Sequence[Draft], n_base: int) -> list[int]:
+        """How many tokens of each draft to verify; see
+        :data:`~edgerun.engine.draft_source.Widths`."""
+        shares = share(drafts, n_base, self.costs)
+        for d, s in zip(drafts, shares, strict=True):
+            if d.account is not None:
+                d.account.charge = s.charge
+        return [s.length for s in shares]
+
+
+class AccountedDrafter:
+    """A source of drafts with an account of what they gain and lose."""
+
+    def __init__(self, source: Drafter) -> None:
+        self.name = source.name
+        self._source = source
+        self._account = Account()
+        self._begun = False
+
+    def extend(self, ids: Sequence[int]) -> None:
+        """Take committed tokens, in order, the prompt first."""
+        self._source.extend(ids)
+        if self._begun:
+            self._account.settle(len(ids))
+        self._begun = True
+
+    def draft(self, most: int) -> Draft:
+        """At most ``most`` tokens."""
+        tokens, probs, origins, _ = self._source.draft(most)
+        return Draft(tokens, probs, origins, self._account)
+
+
+class TimedProgram(Program):
+    """A program whose steps teach what they cost by width."""
+
+    def __init__(self, program: Program, costs: StepCosts) -> None:
+        self.n_vocab = program.n_vocab
+        self._program = program
+        self._costs = costs
+
+    def run(self, batch: Batch) -> F32:
+        start = time.perf_counter()
+        logits = self._program.run(batch)
+        if len(batch.outputs) == batch.n_tokens:  # a part of a prompt has fewer logits
+            self._costs.observe(batch.n_tokens, time.perf_counter() - start)
+        return logits

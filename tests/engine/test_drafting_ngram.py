@@ -1,0 +1,184 @@
+"""The n-gram drafter: what it finds, what it learns, what it survives."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import pytest
+from helpers.paths import ROOT, shared
+
+from edgerun.engine.drafting import ForcedDrafter, NgramDrafter
+from edgerun.engine.drafting.ngram import MOST
+
+
+def fed(prompt, emitted=()):
+    d = NgramDrafter()
+    d.extend(prompt)
+    for i in emitted:
+        d.extend([i])
+    return d
+
+
+def longest_matches(text):
+    """What followed the longest matches of the text's end among the last 8 places that have its
+    last two tokens, the newest first; else what last followed its last token."""
+    places = [i for i in range(len(text) - 1, 1, -1) if text[i - 2 : i] == text[-2:]][:8]
+    same = {}
+    for i in places:
+        n = 0
+        while n < min(i, 64) and text[i - 1 - n] == text[-1 - n]:
+            n += 1
+        same[i] = n
+    if places:
+        return [text[i] for i in places if same[i] == max(same.values())]
+    return [text[i] for i in range(len(text) - 1, 0, -1) if text[i - 1] == text[-1]][:1]
+
+
+def test_first_token_is_what_most_of_the_longest_matches_say():
+    rng = random.Random(5)
+    asked = 0
+    for trial in range(400):
+        size = rng.choice((3, 12, 200))
+        text = [rng.randrange(size) for _ in range(rng.randrange(2, 60))]
+        if trial % 2:  # repeats with errors
+            text += [t if rng.random() < 0.9 else rng.randrange(size) for t in text]
+        said = longest_matches(text)
+        got = fed(text).draft(1).tokens
+        assert got == ((max(said, key=said.count),) if said else ())
+        asked += len(said) > 1
+    assert asked > 25
+
+
+def test_copy_is_drafted_to_its_end_and_grows_surer():
+    text = list(range(100, 160))
+    d = fed(text)
+    d.extend(text[:1])
+    unsure = d.draft(MOST)
+    d.extend(text[1:20])
+    sure = d.draft(MOST)
+    assert sure.tokens == tuple(text[20 : 20 + MOST])
+    assert all(0.0 < p < 1.0 for p in sure.probs)
+    assert unsure.probs[0] < 0.5 < sure.probs[0]
+    assert d.draft(3).tokens == sure.tokens[:3]
+    assert d.draft(0).tokens == d.draft(-5).tokens == ()
+
+
+def test_wrong_guesses_lower_the_odds():
+    rng = random.Random(1)
+    line = [1, 2, 3, 4]
+    d = fed([t for _ in range(40) for t in (*line, rng.randrange(100, 9000))])
+    d.extend(line)
+    before = d.draft(1).probs[0]
+    for _ in range(30):
+        d.extend([rng.randrange(10_000, 90_000), *line])
+    assert d.draft(1).probs[0] < 0.5 * before
+
+
+def test_rename_is_learned_from_its_first_place():
+    """``old old2`` becomes ``new``: the third time it is drafted across the edit."""
+    old, new = [900, 901], [77]
+    parts = [list(range(10 * k, 10 * k + 9)) for k in range(1, 9)]
+    source = [t for p in parts for t in (*p, *old)]
+    target = [t for p in parts for t in (*p, *new)]
+    d = fed(source)
+    at = 2 * 10 + 5  # inside the third part; two edits were seen
+    d.extend(target[:at])
+    assert d.draft(MOST).tokens[:20] == tuple(target[at : at + 20])
+
+
+def test_drafts_behind_given_tokens():
+    text = list(range(100, 160))
+    d = fed(text)
+    d.extend(text[:10])
+    assert d.draft(5, text[10:14]).tokens == tuple(text[14:19])
+    assert d.draft(5, [7, 8, 9]).tokens == ()  # nothing continues these
+    assert d.draft(5).tokens == tuple(text[10:15])  # asking leaves no trace
+
+
+def test_any_ids_are_safe():
+    rng = random.Random(9)
+    wild = [0, 1, -1, -(2**31), 2**31 - 1, 2**30]
+    for _ in range(300):
+        d = NgramDrafter()
+        d.extend([rng.choice(wild) for _ in range(rng.randrange(200))])
+        for _ in range(rng.randrange(60)):
+            draft = d.draft(rng.choice((0, 1, 31, 1000)), rng.choices(wild, k=rng.randrange(3)))
+            assert len(draft.tokens) == len(draft.probs) <= MOST
+            assert set(draft.tokens) <= set(wild)
+            d.extend(rng.choices(wild, k=rng.randrange(5)))
+
+
+def test_empty_and_unprompted():
+    d = NgramDrafter()
+    assert d.draft(8).tokens == ()
+    d.extend([])
+    d.extend([5])
+    d.extend([5, 5, 5])
+    assert set(d.draft(8).tokens) == {5}
+
+
+def test_same_text_same_drafts_however_it_came():
+    rng = random.Random(2)
+    prompt = [rng.randrange(50) for _ in range(300)]
+    rest = [rng.choice(prompt) for _ in range(200)]
+    one, other = fed(prompt, rest), NgramDrafter()
+    other.extend(prompt)
+    other.extend(rest)
+    assert one.draft(MOST) == other.draft(MOST)
+
+
+def test_memory_is_small_and_bounded():
+    d = NgramDrafter()
+    rng = random.Random(3)
+    d.extend([rng.randrange(50_000) for _ in range(10_000)])
+    d.extend(range(10_000))
+    assert d.n_bytes < 2 * 0.2e6  # 20k tokens
+
+
+def test_out_of_memory_is_silence():
+    d = NgramDrafter(max_bytes=200_000)
+    text = list(range(1000))
+    d.extend(text)
+    d.extend(text[:50])
+    assert d.draft(4).tokens == (50, 51, 52, 53)
+    for _ in range(40):
+        d.extend(text)
+        assert d.n_bytes < 200_000 + 10_000
+    assert d.draft(4).tokens == ()
+    d.extend([1, 2, 3])
+    assert d.draft(4).tokens == ()
+    assert NgramDrafter(max_bytes=0).draft(4).tokens == ()
+
+
+def test_forced_tokens_are_certain_and_guessed_behind():
+    text = list(range(100, 160))
+    script = {10: [110, 111, 112], 20: []}
+    emitted = []
+    d = ForcedDrafter(lambda most: script.get(len(emitted), [])[:most], NgramDrafter())
+    d.extend(text)
+    for t in text[:10]:
+        d.extend([t])
+        emitted.append(t)
+    draft = d.draft(8)
+    assert draft.tokens == tuple(text[10:18])
+    assert draft.probs[:3] == (1.0, 1.0, 1.0)
+    assert draft.probs[3] < 1.0
+    assert draft.origins == (("forced", 3), ("ngram", 5))
+    assert d.draft(2).tokens == (110, 111)
+    alone = ForcedDrafter(lambda most: [1, 2, 3])
+    alone.extend([9])
+    assert alone.draft(2)[:3] == ((1, 2), (1.0, 1.0), (("forced", 2),))
+
+
+def test_recorded_streams_reach_the_promised_speedups(monkeypatch):
+    """229 texts of 20 kinds, on measured step costs of three machines."""
+    folder = shared("prototypes", "speculation", "streams")
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    replay = pytest.importorskip("_replay")
+    results = replay.replay_all(folder)
+    means = {name: replay.mean(r) for name, r in results.items()}
+    least = {"cpu, large": 2.5, "cpu, small": 2.05, "gpu": 2.9}
+    assert {n: m for n, m in means.items() if m < least[n]} == {}
+    assert {n: replay.worst(r) for n, r in results.items() if replay.worst(r) < 0.97} == {}
+    sys.modules.pop("_replay", None)
