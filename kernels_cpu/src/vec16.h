@@ -156,7 +156,10 @@ ER_INL v16 round_even(v16 x) {
 }
 ER_INL v16 pow2i(v16 n) {
   v16 r;
-  for (int i = 0; i < 16; i++) { int32_t b = (int32_t(n.v[i]) + 127) << 23; memcpy(&r.v[i], &b, 4); }
+  for (int i = 0; i < 16; i++) {  // NaN is no int: its factor gives NaN by itself
+    const uint32_t b = uint32_t(int32_t(n.v[i] == n.v[i] ? n.v[i] : 0) + 127) << 23;
+    memcpy(&r.v[i], &b, 4);
+  }
   return r;
 }
 ER_INL v16 times_pow2(v16 x, v16 n) { return mul(x, pow2i(n)); }
