@@ -59,9 +59,9 @@ def add_drafts(
         return
     for r, d, width in zip(asked, drafts, widths(drafts, sum(r.n for r in rows)), strict=True):
         width = min(width, len(d.tokens))
-        if width > 0:
+        if width > 0 and (source := r.sequence.drafter) is not None:
             r.draft = d.tokens[: reserve(r.sequence, width)]
-            r.origins = d.origins
+            r.origins = d.origins or ((source.name, width),)
 
 
 def _draft(s: EngineSequence, most: int) -> Draft:
@@ -72,7 +72,7 @@ def _draft(s: EngineSequence, most: int) -> Draft:
         d = s.drafter.draft(limit)
         if len(d.tokens) > limit:
             d = d._replace(tokens=d.tokens[:limit], probs=d.probs[:limit])
-        return d if d.origins else d._replace(origins=((s.drafter.name, limit),))
+        return d
     except Exception:
         log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
         s.drafter = None
