@@ -68,6 +68,8 @@ def _draft(s: EngineSequence, most: int) -> Draft:
     limit = min(s.room - 1, most)
     if s.drafter is None or limit < 1:
         return _NOTHING
+    if s.leads:  # its page is about to be shared as it is behind the prompt
+        return _NOTHING
     try:
         d = s.drafter.draft(limit)
         if len(d.tokens) > limit:

@@ -76,6 +76,7 @@ class TimedProgram(Program):
     def run(self, batch: Batch) -> F32:
         start = time.perf_counter()
         logits = self._program.run(batch)
+        self.best = self._program.best
         if len(batch.outputs) == batch.n_tokens:  # a part of a prompt has fewer logits
             self._costs.observe(batch.n_tokens, time.perf_counter() - start)
         return logits
