@@ -36,7 +36,8 @@ class Speculation:
     def widths(self, drafts: Sequence[Draft], n_base: int) -> list[int]:
         """How many tokens of each draft to verify; see
         :data:`~edgerun.engine.draft_source.Widths`."""
-        shares = share(drafts, n_base, self.costs)
+        widest = n_base + sum([len(d.tokens) for d in drafts])
+        shares = share(drafts, n_base, self.costs.up_to(widest))
         for d, s in zip(drafts, shares, strict=True):
             if d.account is not None:
                 d.account.charge = s.charge
