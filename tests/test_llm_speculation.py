@@ -228,6 +228,16 @@ def test_draft_model_follows_what_it_did_not_guess(
         assert 0 < right < n
 
 
+def test_draft_model_with_other_weights(path: Path, plain: LLM, tmp_path: Path) -> None:
+    """It is hardly ever right, so it is soon asked no more; both models keep their own weights."""
+    other = gb.random_model(tmp_path / "other.gguf", seed=4)
+    prompt = list(range(30, 70))
+    with LLM(path, backend="cpu", threads=1, draft=other) as llm:
+        got = llm.generate(prompt, temperature=0, max_tokens=100, ignore_eos=True)
+        assert same(got, plain.generate(prompt, temperature=0, max_tokens=100, ignore_eos=True))
+        assert drafted(llm, "model")[0] < 50
+
+
 def test_draft_model_with_other_tokens_is_refused(path: Path, tmp_path: Path) -> None:
     other = gb.scripted_model(tmp_path / "other.gguf", ["a", "b"])
     with pytest.raises(RequestError, match=r"other\.gguf has other tokens than random\.gguf: 259"):

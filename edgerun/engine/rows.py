@@ -59,20 +59,22 @@ def add_drafts(
         return
     for r, d, width in zip(asked, drafts, widths(drafts, sum(r.n for r in rows)), strict=True):
         width = min(width, len(d.tokens))
-        if width > 0:
+        if width > 0 and (source := r.sequence.drafter) is not None:
             r.draft = d.tokens[: reserve(r.sequence, width)]
-            r.origins = d.origins
+            r.origins = d.origins or ((source.name, width),)
 
 
 def _draft(s: EngineSequence, most: int) -> Draft:
     limit = min(s.room - 1, most)
     if s.drafter is None or limit < 1:
         return _NOTHING
+    if s.leads:  # its page is about to be shared as it is behind the prompt
+        return _NOTHING
     try:
         d = s.drafter.draft(limit)
         if len(d.tokens) > limit:
             d = d._replace(tokens=d.tokens[:limit], probs=d.probs[:limit])
-        return d if d.origins else d._replace(origins=((s.drafter.name, limit),))
+        return d
     except Exception:
         log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
         s.drafter = None

@@ -6,7 +6,7 @@ import itertools
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["StepCosts"]
 
@@ -39,8 +39,8 @@ class StepCosts:
     def __init__(self, table: Mapping[int, float] = _PRIOR, *, learn: bool = True) -> None:
         exact = _table(sorted(table.items()))
         self._learn = learn
-        self._costs = [c / exact[0] for c in exact]
-        self._prior = [self._costs[w - 1] for w in _KNOTS]
+        self._costs = [c / exact[1] for c in exact]  # by width; 0 of none
+        self._prior = [self._costs[w] for w in _KNOTS]
         # By knot: the log of what it costs over what was expected, and how often it was seen.
         self._deviation = [0.0] * len(_KNOTS)
         self._seen = [0] * len(_KNOTS)
@@ -52,8 +52,12 @@ class StepCosts:
         """The cost of a step of ``width`` tokens, at least 1; that of width 1 is 1."""
         costs = self._costs
         if width <= _WIDEST:
-            return costs[max(width, 1) - 1]
+            return costs[width]
         return costs[-1] + (width - _WIDEST) * (costs[-1] - costs[-17]) / 16
+
+    def up_to(self, width: int) -> Callable[[int], float]:
+        """The costs of widths up to ``width`` until the next step is observed, fast to look up."""
+        return self._costs.__getitem__ if width <= _WIDEST else self
 
     def seconds(self, width: int) -> float | None:
         """What a step of ``width`` tokens takes at present; None = nothing was observed yet."""
@@ -66,7 +70,7 @@ class StepCosts:
         """A step of ``width`` tokens, all with logits, took so long."""
         if not self._learn or not 1 <= width <= _WIDEST or seconds <= 0.0:
             return
-        level = math.log(seconds / self._costs[width - 1])
+        level = math.log(seconds / self._costs[width])
         if len(self._levels) >= 3:
             self._shift(width, level - self._level())
         self._levels.append(level)
@@ -107,15 +111,16 @@ class StepCosts:
 
 
 def _table(points: Sequence[tuple[int, float]]) -> list[float]:
-    """Values at widths 1 to the widest, on straight lines through ``points`` and past the last."""
-    out: list[float] = []
+    """Values by width up to the widest, on straight lines through ``points`` and past the last;
+    0 at width 0."""
+    out = [0.0]
     for (x0, y0), (x1, y1) in itertools.pairwise(points):
         slope = (y1 - y0) / (x1 - x0)
         out += [y0 + slope * i for i in range(x1 - x0)]
     (x0, y0), (x1, y1) = points[-2:]
     slope = (y1 - y0) / (x1 - x0)
     out += [y1 + slope * i for i in range(_WIDEST + 1 - len(out))]
-    return out[:_WIDEST]
+    return out[: _WIDEST + 1]
 
 
 def _rising(values: Sequence[float], weights: Sequence[float]) -> list[float]:

@@ -36,7 +36,8 @@ class Speculation:
     def widths(self, drafts: Sequence[Draft], n_base: int) -> list[int]:
         """How many tokens of each draft to verify; see
         :data:`~edgerun.engine.draft_source.Widths`."""
-        shares = share(drafts, n_base, self.costs)
+        widest = n_base + sum([len(d.tokens) for d in drafts])
+        shares = share(drafts, n_base, self.costs.up_to(widest))
         for d, s in zip(drafts, shares, strict=True):
             if d.account is not None:
                 d.account.charge = s.charge
@@ -76,6 +77,7 @@ class TimedProgram(Program):
     def run(self, batch: Batch) -> F32:
         start = time.perf_counter()
         logits = self._program.run(batch)
+        self.best = self._program.best
         if len(batch.outputs) == batch.n_tokens:  # a part of a prompt has fewer logits
             self._costs.observe(batch.n_tokens, time.perf_counter() - start)
         return logits

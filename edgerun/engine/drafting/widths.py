@@ -80,17 +80,15 @@ def _alone(draft: Draft, n_base: int, cost: Callable[[int], float]) -> Share:
     """:func:`share` for one row, in a quarter of the time."""
     allowance = inf if draft.account is None else draft.account.allowance
     here, unit = cost(n_base), cost(1)
-    path = expected = 1.0
-    best, length, charge = 1.0, 0, 0.0
-    left = len(draft.probs)
-    spent = 1.0
+    path = expected = best = spent = 1.0
+    length, charge, left = 0, 0.0, len(draft.probs)
     for k, p in enumerate(draft.probs, 1):
         path *= p
         if expected + left * path <= best * spent:
             break
         left -= 1
         extra = (cost(n_base + k) - here) / unit
-        if path < 1.0 and extra > allowance:
+        if extra > allowance and path < 1.0:
             break
         expected += path
         spent = 1.0 + extra
