@@ -66,7 +66,8 @@ def add_drafts(
 
 def _draft(s: EngineSequence, most: int) -> Draft:
     limit = min(s.room - 1, most)
-    if s.drafter is None or limit < 1:
+    # What leads shares its page next, which must hold nothing behind the prompt.
+    if s.drafter is None or limit < 1 or s.leads:
         return _NOTHING
     try:
         d = s.drafter.draft(limit)
