@@ -17,13 +17,13 @@ from edgerun.backends.base import PAGE_SIZE, Backend, KVPool, Program, RawTensor
 from edgerun.errors import (
     BackendUnavailableError,
     NotPulledError,
-    OutOfMemoryError,
     RequestError,
 )
 from edgerun.gguf import GGUFFile
+from edgerun.planning import Fit, Room, fits, plan
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend"]
+__all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend", "what_fits"]
 
 log = logging.getLogger(__name__)
 
@@ -34,9 +34,6 @@ BACKENDS = ("cpu", "reference")
 
 #: Progress of a load: bytes taken over by the backend, bytes in all.
 Progress = Callable[[int, int], None]
-
-_KV_SHARE = 0.5  # of the memory left after the weights, at most, for KV pages
-_SEQUENCES = 4  # full contexts the pool holds, if memory allows
 
 
 @dataclass(eq=False)
@@ -148,12 +145,14 @@ def load(
     with GGUFFile.open(path) as file:
         family = arch.get(file.metadata.get_str("general.architecture"))
         trained = arch.configure(family, file)
-        n_ctx = _context(family, trained, backend, n_ctx, kv_type, file.size)
+        token_bytes = sum(layer.token_bytes(kv_type) for layer in family.kv_layers(trained))
+        room = _room(backend, file)
+        planned = plan(room, token_bytes, trained.n_ctx_train, n_ctx, PAGE_SIZE)
+        n_ctx = planned.n_ctx
         config = arch.configure(family, file, n_ctx)
         tokenizer = _Aside(partial(load_tokenizer, file.metadata, config.n_vocab))
         weights = _upload(family, config, file, backend, progress, tokenizer.check)
-        n_pages = _pool_pages(family, config, backend, n_ctx, kv_type)
-        kv = backend.new_kv(family.kv_layers(config), n_pages, kv_type)
+        kv = backend.new_kv(family.kv_layers(config), planned.n_pages, kv_type)
         facts = {k: file.metadata[k] for k, t in file.metadata_types.items() if t.element is None}
         program = backend.prepare(family.bind(weights, config), kv, n_ctx)
         return LoadedModel(
@@ -188,48 +187,20 @@ def _upload(
     return backend.upload_all({n: (t, specs[n].role) for n, t in raw.items()}, taken)
 
 
-def _token_bytes(family: Architecture, config: ModelConfig, kv_type: str) -> int:
-    return sum(layer.token_bytes(kv_type) for layer in family.kv_layers(config))
-
-
-def _context(
-    family: Architecture,
-    config: ModelConfig,
-    backend: Backend,
-    n_ctx: int | None,
-    kv_type: str,
-    weight_bytes: int,
-) -> int:
-    """The context asked for, else the trained one as far as memory reaches.
+def what_fits(file: GGUFFile, backend: Backend) -> tuple[Room, list[Fit]]:
+    """The memory of ``backend`` beside this model's weights, and the contexts that fit there.
 
     Raises:
-        OutOfMemoryError: not even 512 tokens fit beside the weights.
-        RequestError: ``n_ctx`` is below 1.
+        UnsupportedModelError, GGUFError: the architecture is unknown or badly described.
     """
-    if n_ctx is not None and n_ctx < 1:
-        raise RequestError(f"n_ctx must be at least 1, not {n_ctx}", param="n_ctx")
-    free = backend.memory().free - weight_bytes
-    fits = int(free * _KV_SHARE) // _token_bytes(family, config, kv_type)
-    if n_ctx is None:
-        n_ctx = min(config.n_ctx_train, max(fits, 0))
-        need = min(512, config.n_ctx_train)
-    else:
-        need = n_ctx
-    if fits < need:
-        raise OutOfMemoryError(
-            f"the weights take {weight_bytes / 1e9:.1f} GB and {need} tokens of context "
-            f"{need * _token_bytes(family, config, kv_type) / 1e9:.2f} GB, but only "
-            f"{backend.memory().free / 1e9:.1f} GB are free: close other programs, lower n_ctx, "
-            "or choose a smaller model"
-        )
-    return n_ctx
+    family = arch.get(file.metadata.get_str("general.architecture"))
+    config = arch.configure(family, file)
+    layers = family.kv_layers(config)
+    token_bytes = {t: sum(x.token_bytes(t) for x in layers) for t in backend.kv_types}
+    room = _room(backend, file)
+    return room, fits(room, token_bytes, config.n_ctx_train, PAGE_SIZE)
 
 
-def _pool_pages(
-    family: Architecture, config: ModelConfig, backend: Backend, n_ctx: int, kv_type: str
-) -> int:
-    """Pages for several full contexts if memory allows, for one at least."""
-    one = -(-n_ctx // PAGE_SIZE)
-    page = _token_bytes(family, config, kv_type) * PAGE_SIZE
-    affordable = int(backend.memory().free * _KV_SHARE) // page
-    return max(one, min(_SEQUENCES * one, affordable))
+def _room(backend: Backend, file: GGUFFile) -> Room:
+    memory = backend.memory()
+    return Room(memory.total, memory.free, file.size)

@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "server": LEAVES | LOW | {"llm"},
     "__main__": {"cli"},
 }
-PART_OF_LLM = {"loading", "delivery", "requests", "speculating", "perplexity", "bench"}
+PART_OF_LLM = {"loading", "delivery", "requests", "planning", "speculating", "perplexity", "bench"}
 
 MAX_FILE, MAX_FUNCTION = 450, 80
 

@@ -83,6 +83,12 @@ def add_sampling_options(p: argparse.ArgumentParser) -> None:
         "--stop", action="append", metavar="TEXT", help="end before this text; repeatable"
     )
     g.add_argument("--ignore-eos", action="store_true", help="go on past the model's own end")
+    g.add_argument(
+        "--context-shift", action="store_true", help="when the context is full, drop the older half"
+    )
+    g.add_argument(
+        "--keep", type=int, metavar="N", help="first tokens never dropped; -1 = the whole prompt"
+    )
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -103,6 +109,8 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         "seed": args.seed,
         "stop": args.stop,
         "ignore_eos": args.ignore_eos or None,
+        "context_shift": args.context_shift or None,
+        "n_keep": args.keep,
     }
     return SamplingParams(**{k: v for k, v in fields.items() if v is not None})
 

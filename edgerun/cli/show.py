@@ -1,4 +1,4 @@
-"""``edgerun show FILE|MODEL``: what a model file holds."""
+"""``edgerun show FILE|MODEL``: what a model file holds, and what of it fits in memory here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from edgerun.errors import EdgerunError, printable
 if TYPE_CHECKING:
     import argparse
 
+    from rich.console import Console
     from rich.table import Table
 
     from edgerun.cli import Subparsers
+    from edgerun.gguf import GGUFFile
 
 __all__ = ["add_parser", "run"]
 
@@ -20,8 +22,9 @@ __all__ = ["add_parser", "run"]
 def add_parser(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "show",
-        help="what a model file holds",
-        description="Print what a GGUF file holds: sizes, settings, tokenizer, tensor types.",
+        help="what a model file holds, and what fits in memory",
+        description="Print what a GGUF file holds: sizes, settings, tokenizer, tensor types; "
+        "and how much context fits beside it in this machine's free memory.",
         epilog="examples: edgerun show ./model.gguf --tensors; edgerun show smollm2-135m --json",
     )
     p.add_argument(
@@ -41,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         # Looking at a model is no reason to fetch gigabytes of it.
         with GGUFFile.open(catalog.resolve(args.model, pull=False).path) as file:
             info = describe(file)
+            info["memory"] = _memory(file)
     except EdgerunError as e:
         if args.json:  # whoever parses stdout gets JSON then, too
             print(to_json({"error": {"code": e.code, "message": str(e)}}))
@@ -50,6 +54,28 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(info, tensors=args.tensors, metadata=args.metadata)
     return 0
+
+
+def _memory(file: GGUFFile) -> dict[str, Any]:
+    """What fits, or why that is not known: any file may be looked at, not only usable ones."""
+    from edgerun.loading import open_backend, what_fits
+
+    try:
+        backend = open_backend("auto", threads=1)
+        try:
+            room, found = what_fits(file, backend)
+        finally:
+            backend.close()
+    except EdgerunError as e:
+        return {"error": {"code": e.code, "message": str(e)}}
+    return {
+        "backend": backend.name,
+        "total": room.total,
+        "free": room.free,
+        "weights": room.weights,
+        "margin": room.margin,
+        "kv": [f.to_dict() for f in found],
+    }
 
 
 def to_json(value: Any) -> str:
@@ -76,12 +102,30 @@ def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
         for name, t in info["types"].items():
             table.add_row(name, str(t["tensors"]), f"{t['params']:,}", _bytes(t["bytes"]))
         console.print(table)
+    _print_memory(console, info["memory"])
     if tensors and info["tensors"]:
         table = _table("Tensors", "name", "type", "shape", "size", right=2)
         for t in info["tensors"]:
             shape = " × ".join(map(str, t["shape"])) or "scalar"
             table.add_row(printable(t["name"]), t["type"], shape, _bytes(t["nbytes"]))
         console.print(table)
+
+
+def _print_memory(console: Console, memory: dict[str, Any]) -> None:
+    if "error" in memory:
+        console.print(f"What fits in memory: {printable(memory['error']['message'])}", "")
+        return
+    title = (
+        f"What fits in memory: {_bytes(memory['free'])} of {_bytes(memory['total'])} are free, the "
+        f"weights take {_bytes(memory['weights'])}"
+    )
+    table = _table(title, "keys and values as", "a token", "context", "takes", "at most", right=4)
+    for f in memory["kv"]:
+        cells = [_bytes(f["token_bytes"]), f"{f['n_ctx']:,}", _bytes(f["kv_bytes"])]
+        if not f["n_ctx"]:
+            cells[1:] = ["does not fit", ""]
+        table.add_row(f["kv_type"], *cells, f"{f['n_ctx_most']:,}")
+    console.print(table)
 
 
 def _table(title: str, *columns: str, right: int = 0) -> Table:

@@ -30,18 +30,20 @@ class Pager:
         self.pool.index.extend(s.digests, s.ids)
         return self.pool.match(s.ids, s.digests)
 
-    def demand(self, s: Sequence, match: Match | None, patient: bool) -> Demand:
-        """What ``s`` asks of the next step; ``match`` if it has not entered."""
+    def demand(self, s: Sequence, match: Match | None, patient: bool, scarce: bool) -> Demand:
+        """What ``s`` asks of the next step.
+
+        Args:
+            match: if it has not entered.
+            patient: it has not waited long.
+            scarce: pages may have to be taken from somebody, so it matters which are shared.
+        """
         users, size = self.pool.users, self.pool.page_size
         if match is None:
-            at = s.n_past // size
-            return Demand(
-                s.pending,
-                s.n_past,
-                len(s.pages),
-                shared=sum(users(p) > 1 for p in s.pages),
-                writes_shared=at < len(s.pages) and users(s.pages[at]) > 1,
-            )
+            at, n_pages = s.n_past // size, len(s.pages)
+            shared = sum([users(p) > 1 for p in s.pages]) if scarce else 0
+            writes_shared = at < n_pages and users(s.pages[at]) > 1
+            return Demand(len(s.ids) - s.n_past, s.n_past, n_pages, shared, writes_shared)
         hot = sum(users(n.page) > 0 for n in match.nodes)
         return Demand(
             len(s.ids) - match.n_tokens,

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import pairwise
 from statistics import median
 
 __all__ = ["StepCost"]
 
-_KEPT = 9  # measurements of one width
-_FRESH = 256  # steps after which a width that was not seen again is forgotten
+_KEPT = 5  # measurements of one width
+_FRESH = 1024  # steps after which a width that was not seen again is forgotten
 
 
 class StepCost:
-    """Learns what a step costs, as ``seconds = fixed + each * tokens``.
+    """Learns what a step costs by how many tokens it computes.
 
     Widths are sorted into classes, a factor of two wide. Each keeps its last few measurements, and
     their median stands for it: one step that the machine was busy with something else does not
-    count. The line goes through the medians of the classes, each weighing the same, by least
-    squares of the relative error; it never falls with the width. Old classes are forgotten: a
-    step costs more as contexts grow.
+    count, and costs that grow with the contexts are followed. Between the medians cost is taken to
+    be linear, and never to fall with the width.
     """
 
     def __init__(self) -> None:
         self._classes: dict[int, deque[tuple[int, float]]] = {}
         self._seen: dict[int, int] = {}
         self._n = 0
-        self._line: tuple[float, float] | None = None
+        self._points: list[tuple[float, float]] = []
 
     @property
     def n(self) -> int:
@@ -36,54 +36,57 @@ class StepCost:
         """Note one step of ``tokens`` >= 1 tokens."""
         key = tokens.bit_length()
         self._n += 1
-        self._classes.setdefault(key, deque(maxlen=_KEPT)).append((tokens, seconds))
+        if key not in self._classes:
+            self._classes[key] = deque(maxlen=_KEPT)
+        self._classes[key].append((tokens, seconds))
         self._seen[key] = self._n
-        self._line = None
+        self._points = []
 
     def seconds(self, tokens: int) -> float | None:
         """What a step of ``tokens`` tokens is expected to take; None before any was seen."""
-        line = self._fit()
-        return None if line is None else line[0] + line[1] * tokens
+        curve = self._curve()
+        if not curve:
+            return None
+        (x0, y0), (x1, y1) = next(
+            (part for part in pairwise(curve) if tokens <= part[1][0]),
+            (curve[-2], curve[-1]),
+        )
+        return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 
     def within(self, seconds: float) -> int | None:
         """The most tokens that are expected to take at most ``seconds``; None if unknown.
 
-        A step may always take half as long again as its fixed part: on a slow machine that alone
-        may be longer than ``seconds``, and tokens must get in. Widths far beyond any that was
-        measured are not promised: at most twice the widest.
+        A step may always take half as long again as one of hardly any tokens: on a slow machine
+        that alone may be longer than ``seconds``, and tokens must get in. Widths far beyond any
+        that was measured are not promised: at most twice the widest.
         """
-        line = self._fit()
-        if line is None:
+        curve = self._curve()
+        if not curve:
             return None
-        fixed, each = line
-        widest = max(t for points in self._classes.values() for t, _ in points)
-        room = max(seconds - fixed, fixed / 2)
-        return 2 * widest if each * 2 * widest <= room else int(room / each)
+        seconds = max(seconds, 1.5 * curve[0][1])
+        most = 2 * curve[-1][0]
+        for (x0, y0), (x1, y1) in pairwise(curve):
+            if y1 > seconds:
+                return int(x0 + (x1 - x0) * (seconds - y0) / (y1 - y0))
+        (x0, y0), (x1, y1) = curve[-2:]
+        if y1 == y0:
+            return int(most)
+        return int(min(most, x1 + (x1 - x0) * (seconds - y1) / (y1 - y0)))
 
-    def _fit(self) -> tuple[float, float] | None:
-        if self._line is None and self._n:
-            for key in [k for k, n in self._seen.items() if self._n - n > _FRESH]:
-                del self._classes[key], self._seen[key]
-            points = [
-                (median(t for t, _ in c), median(s for _, s in c)) for c in self._classes.values()
-            ]
-            self._line = _line(points)
-        return self._line
-
-
-def _line(points: list[tuple[float, float]]) -> tuple[float, float]:
-    """``fixed`` and ``each``, neither negative, of the line that is least wrong in proportion."""
-    # Weights 1/y^2 make the errors relative: short steps matter as much as long ones.
-    w = [1.0 / max(y, 1e-9) ** 2 for _, y in points]
-    total = sum(w)
-    mx = sum(wi * x for wi, (x, _) in zip(w, points, strict=True)) / total
-    my = sum(wi * y for wi, (_, y) in zip(w, points, strict=True)) / total
-    sxx = sum(wi * (x - mx) ** 2 for wi, (x, _) in zip(w, points, strict=True))
-    sxy = sum(wi * (x - mx) * (y - my) for wi, (x, y) in zip(w, points, strict=True))
-    each = max(0.0, sxy / sxx) if sxx > 0 else 0.0
-    if sxx == 0 or my - each * mx < 0:  # one width, or a line through zero fits better
-        each = sum(wi * x * y for wi, (x, y) in zip(w, points, strict=True)) / sum(
-            wi * x * x for wi, (x, _) in zip(w, points, strict=True)
-        )
-        return 0.0, each
-    return my - each * mx, each
+    def _curve(self) -> list[tuple[float, float]]:
+        """Tokens and seconds, both rising, from no tokens on; two points at least, or none."""
+        if self._points or not self._n:
+            return self._points
+        for key in [k for k, n in self._seen.items() if self._n - n > _FRESH]:
+            del self._classes[key], self._seen[key]
+        points: list[tuple[float, float]] = []
+        for key in sorted(self._classes):
+            x = median(t for t, _ in self._classes[key])
+            y = median(s for _, s in self._classes[key])
+            points.append((x, max(y, points[-1][1]) if points else y))
+        (x0, y0), (x1, y1) = points[0], points[min(1, len(points) - 1)]
+        # What no tokens would take: where the first two classes point to. One class alone says
+        # nothing of it; that more tokens cost in proportion is then the careful guess.
+        start = max(0.0, y0 - (y1 - y0) * x0 / (x1 - x0)) if x1 > x0 else 0.0
+        self._points = [(0.0, start), *points]
+        return self._points

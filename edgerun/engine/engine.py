@@ -147,13 +147,14 @@ class Engine:
 
     def _schedule(self, now: float) -> list[Row]:
         """The rows of the next step, with pages for their pending tokens."""
-        asking: list[tuple[Sequence, Match | None]] = []
-        demands: list[Demand] = []
-        for s, match in self._asking():
-            asking.append((s, match))
-            demands.append(self.pager.demand(s, match, now - s.created < _PATIENCE))
-        budget = self._budget(sum(d.generating for d in demands))
-        p = plan(demands, self.limits.max_rows, budget, self.pool.n_free, self.pool.page_size)
+        pool, rows_most = self.pool, self.limits.max_rows
+        asking = self._asking()
+        # New pages of a step: those its tokens fill, and at either end of a row one more.
+        scarce = pool.n_free < pool.pages_for(self.limits.budget) + 2 * len(asking)
+        demands = [
+            self.pager.demand(s, match, now - s.created < _PATIENCE, scarce) for s, match in asking
+        ]
+        p = plan(demands, rows_most, self._budget(demands), pool.n_free, pool.page_size)
         for i in p.preempt:  # computed again later: the tokens stay, and the pages while they can
             self.pager.release(asking[i][0])
             self.counters.preemptions += 1
@@ -197,10 +198,11 @@ class Engine:
                 coming.update(s.digests[s.n_past // self.pool.page_size :])
         return found
 
-    def _budget(self, generating: int) -> int:
-        """Tokens of the next step, if so many rows generate."""
+    def _budget(self, demands: list[Demand]) -> int:
+        """Tokens of the next step."""
         limits = self.limits
-        if not generating:
+        generating = sum([d.generating for d in demands])
+        if not 0 < generating < len(demands):  # nobody's gap, or no prompt that could stretch it
             return limits.budget
         within = None if limits.gap is None else self.cost.within(limits.gap)
         if within is None:

@@ -66,9 +66,8 @@ def add_drafts(
 
 def _draft(s: EngineSequence, most: int) -> Draft:
     limit = min(s.room - 1, most)
-    if s.drafter is None or limit < 1:
-        return _NOTHING
-    if s.leads:  # its page is about to be shared as it is behind the prompt
+    # What leads shares its page next, which must hold nothing behind the prompt.
+    if s.drafter is None or limit < 1 or s.leads:
         return _NOTHING
     try:
         d = s.drafter.draft(limit)

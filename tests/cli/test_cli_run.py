@@ -123,6 +123,13 @@ def test_options_reach_the_sampler(cli: CLI, model: Path, tmp_path: Path) -> Non
     assert cli(*base, "--stop", "ld").out == "Hello wör"
     assert cli(*base, "-n", "0").out == ""
     assert len(cli(*base, "--ignore-eos", "-n", "9").out) > len("Hello wörld!")
+    full = cli(*base, "--ignore-eos", "-n", "99", "--ctx", "40", "--json")
+    on = cli(*base, "--ignore-eos", "-n", "99", "--ctx", "40", "--json", "--context-shift")
+    long = ["x" * 30 if a == "x" else a for a in base]
+    kept = cli(*long, "-n", "9", "--ctx", "40", "--context-shift", "--keep", "30")
+    assert json.loads(full.out)["usage"]["completion_tokens"] < 40
+    assert json.loads(on.out)["usage"]["completion_tokens"] == 99
+    assert "n_keep may be at most half of it, 20" in kept.err
     random = gb.random_model(tmp_path / "random.gguf", seed=2)
     hot = ["run", "-m", random, "-q", "--raw", "x", "--temp", "1.5", "-n", "12", "--seed"]
     assert cli(*hot, "4").out == cli(*hot, "4").out

@@ -10,6 +10,7 @@ import pytest
 from helpers import gguf_build as gb
 from helpers.models import smollm2
 
+from edgerun import LLM
 from edgerun.cli import main
 from edgerun.cli.show import to_json
 from edgerun.gguf import GGUFFile
@@ -169,3 +170,37 @@ def test_describe_of_a_per_layer_key(tmp_path: Path) -> None:
         info = describe(f)
     assert info["hyperparameters"] == {"head_count_kv": [1, 2]}
     assert json.loads(to_json(info)) == info
+
+
+def test_what_fits_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = gb.random_model(tmp_path / "m.gguf", n_layer=2, n_head=4, n_kv=2, n_embd=64, n_ctx=512)
+    memory = strict(show(capsys, path, "--json")[1])["memory"]
+    assert memory["weights"] == path.stat().st_size
+    assert 0 < memory["free"] <= memory["total"]
+    assert 0 < memory["margin"] <= memory["total"] // 4
+    found = {f["kv_type"]: f for f in memory["kv"]}
+    values = 2 * 2 * 2 * 16  # K and V, layers, heads, head_dim
+    assert found["f16"]["token_bytes"] == 2 * values
+    assert found["f32"]["token_bytes"] == 4 * values
+    assert found["f16"]["n_ctx"] == 512
+    assert found["f16"]["kv_bytes"] == 4 * 512 * 2 * values  # four contexts
+    assert found["f16"]["n_ctx_most"] > found["f32"]["n_ctx_most"] > 512
+    with LLM(path, threads=1) as llm:  # and that is what it is loaded with
+        assert llm.n_ctx == 512
+        assert llm.model.kv.n_pages * 32 * 2 * values == found["f16"]["kv_bytes"]
+    status, out, _ = show(capsys, path)
+    assert status == 0
+    assert "What fits in memory" in out
+    assert "f16" in out
+
+
+def test_an_unknown_architecture_is_shown_all_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = gb.write(tmp_path / "m.gguf", {"general.architecture": "mamba\x1b9"})
+    memory = strict(show(capsys, path, "--json")[1])["memory"]
+    assert memory["error"]["code"] == "unsupported_model"
+    status, out, err = show(capsys, path)
+    assert (status, err) == (0, "")
+    assert "What fits in memory: " in out
+    assert "\x1b" not in out

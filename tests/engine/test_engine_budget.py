@@ -26,10 +26,25 @@ def test_it_knows_nothing_at_first() -> None:
 
 @given(st.floats(1e-4, 0.2), st.floats(1e-5, 0.01))
 @settings(max_examples=50)
-def test_it_finds_the_line(fixed: float, each: float) -> None:
+def test_it_finds_a_line(fixed: float, each: float) -> None:
     cost = learn(fixed, each, [1, 2, 8, 64, 300] * 4, noise=0.05)
     for n in (1, 30, 200):
         assert cost.seconds(n) == pytest.approx(fixed + each * n, rel=0.15)
+
+
+def test_it_finds_a_bend() -> None:
+    """Up to eight tokens cost about as much as one; from there on each costs the same."""
+
+    def true(n: float) -> float:
+        return 0.02 if n <= 8 else 0.02 + 0.002 * (n - 8)
+
+    cost = StepCost()
+    for n in (1, 3, 8, 30, 60, 120, 500) * 3:
+        cost.add(n, true(n))
+    for seconds in (0.03, 0.1, 0.5):
+        n = cost.within(seconds)
+        assert n is not None
+        assert seconds * 0.8 < true(n) <= seconds * 1.02
 
 
 def test_a_busy_machine_does_not_count() -> None:
@@ -52,7 +67,7 @@ def test_it_follows_a_change() -> None:
 
 def test_old_widths_are_forgotten() -> None:
     cost = learn(0.0, 0.1, [512])  # the first step of all, with the disk still busy, say
-    for _ in range(300):
+    for _ in range(600):
         cost.add(1, 0.001)
         cost.add(8, 0.002)
     assert cost.seconds(8) == pytest.approx(0.002, rel=0.1)

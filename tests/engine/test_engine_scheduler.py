@@ -145,6 +145,13 @@ def test_a_cached_start_costs_no_page_that_others_use() -> None:
     assert plan([RUNNING, Demand(8, 96, 2, 2, entered=False)], 16, 128, 1, 32).take == (1, 0)
 
 
+def test_whoever_counts_on_a_victims_pages_enters_a_step_later() -> None:
+    """They are used now and will be merely cached then, so that they cost pages after all."""
+    first, victim = Demand(8, 96, 3, 3, entered=False), Demand(1, 127, 4)
+    assert plan([first, victim], 16, 128, 0, 32) == Plan((0, 0), (1,))
+    assert plan([Demand(8, 96, 0, entered=False), victim], 16, 128, 4, 32).take == (8, 1)
+
+
 def test_a_shared_page_is_copied_before_it_is_written() -> None:
     fork = Demand(1, 40, 2, shared=2, writes_shared=True)
     assert plan([fork, fork], 16, 128, 1, 32).take == (1, 0)

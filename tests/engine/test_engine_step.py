@@ -116,6 +116,77 @@ def test_a_tight_pool_does_preempt() -> None:
     assert computed > sum(len(s.ids) for s in asks)
 
 
+def test_who_lost_its_pages_finds_those_that_were_not_needed() -> None:
+    program = FakeProgram(8, 4)
+    e = engine(8, 4, program=program)
+    old, young = sequence([3] * 15, 14, ignore_eos=True), sequence([4] * 15, 3, ignore_eos=True)
+    e.add(old)
+    e.add(young)
+    drain(e)
+    assert e.metrics().preemptions == 1
+    # 28 and 17 tokens are computed. The young one lost 16 of them, and the pages of 12 were taken.
+    computed = sum(tokens for _, tokens in program.widths)
+    assert computed == 28 + 17 + 12
+    assert sink_of(young).ids == alone([4] * 15, 3, ignore_eos=True).ids
+    assert young.usage().cached_tokens == 0  # of the first time
+
+
+def test_what_a_shift_computed_is_cached_as_what_it_is() -> None:
+    e = engine(64, 4)
+    s = sequence([3, 4, 5], 30, n_ctx=20, n_keep=2, ignore_eos=True)
+    e.add(s)
+    drain(e)
+    assert sink_of(s).ids == alone([3, 4, 5], 30, n_ctx=20, n_keep=2, ignore_eos=True).ids
+    text = list(s.ids)
+    assert len(text) < 20
+    again = sequence([*text, 9], 2, ignore_eos=True)
+    e.add(again)
+    drain(e)
+    assert again.n_cached is not None
+    assert again.n_cached >= len(text) // 4 * 4 - 4
+    assert sink_of(again).ids == alone([*text, 9], 2, ignore_eos=True).ids
+
+
+def test_forks_share_what_they_can() -> None:
+    """Three answers to a prompt of ten tokens in pages of four: two pages are shared for good,
+    the third is copied by all but its last user."""
+    program = FakeProgram(64, 4)
+    e = engine(64, 4, program=program)
+    first = sequence([3] * 10, 6, temperature=1.5, ignore_eos=True)
+    more = [
+        sequence([3] * 10, 6, temperature=1.5, ignore_eos=True, stream=i, leader=first)
+        for i in (1, 2)
+    ]
+    for s in (first, *more):
+        e.add(s)
+    e.step()
+    assert program.widths == [(1, 10)]
+    assert e.metrics().pages_used == 3
+    e.step()
+    assert len(program.copies) == 2
+    assert e.metrics().pages_used == 5
+    drain(e)
+    for i, s in enumerate((first, *more)):
+        want = alone([3] * 10, 6, temperature=1.5, ignore_eos=True, stream=i)
+        assert sink_of(s).ids == want.ids
+
+
+def test_a_fork_leads_on_when_its_leader_goes() -> None:
+    program = FakeProgram(64, 4)
+    e = engine(64, 4, Limits(4, 4, 4), program)
+    first = sequence([3] * 10, 6)
+    more = [sequence([3] * 10, 6, leader=first) for _ in range(2)]
+    for s in (first, *more):
+        e.add(s)
+    e.step()
+    first.cancelled = True
+    drain(e)
+    assert sink_of(first).reason is FinishReason.ABORT
+    for s in more:
+        assert sink_of(s).ids == alone([3] * 10, 6).ids
+    assert sum(tokens for _, tokens in program.widths) == 10 + 2 * (len(more[0].ids) - 11)
+
+
 def test_chunks_respect_the_budgets() -> None:
     program = FakeProgram(64, 4)
     e = engine(64, 4, Limits(4, 20, 8), program)

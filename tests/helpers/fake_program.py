@@ -7,6 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from edgerun.engine import Drafter, Engine, Limits, Widths
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import whole_drafts
 from edgerun.engine.sampling import Sampled, Sampler
+from edgerun.errors import GenerationError
 
 N_VOCAB = 61
 EOG = 0
@@ -30,24 +32,29 @@ def alone(
     n_ctx: int = 0,
     n_keep: int = 0,
     predict: Callable[[Sequence[int]], F32] | None = None,
-    **params: float,
+    **more: Any,
 ) -> ListSink:
-    """What a request gets with no engine at all: sample, append, sample."""
-    s = sequence(ids, max_tokens, ListSink(stop), seed, **params)
-    sink, text, reason = sink_of(s), list(ids), FinishReason.LENGTH
+    """What a request gets with no engine at all: sample, append, sample. ``more`` as for
+    :func:`sequence`."""
+    s = sequence(ids, max_tokens, ListSink(stop), seed, **more)
+    sink, text = sink_of(s), list(ids)
+    sink.reason = FinishReason.LENGTH
     while len(sink.ids) < max_tokens:
-        token = s.sampler.sample((predict or logits_of)(text))
+        try:
+            token = s.sampler.sample((predict or logits_of)(text))
+        except GenerationError as e:
+            sink.reason, sink.error = None, e
+            break
         if token.token_id == EOG and not s.params.ignore_eos:
-            reason = FinishReason.STOP
+            sink.reason = FinishReason.STOP
             break
         s.sampler.accept(token.token_id)
         text.append(token.token_id)
         if sink.push([token])[1]:
-            reason = FinishReason.STOP
+            sink.reason = FinishReason.STOP
             break
         if n_ctx and len(text) >= n_ctx and len(sink.ids) < max_tokens:
             del text[n_keep : n_keep + max(1, (len(text) - n_keep) // 2)]
-    sink.reason = reason
     return sink
 
 
@@ -171,16 +178,19 @@ def sequence(
     priority: int = 0,
     n_ctx: int = 0,
     n_keep: int = 0,
-    **params: float,
+    stream: int = 0,
+    n_vocab: int = N_VOCAB,
+    **params: Any,
 ) -> EngineSequence:
     """A request for the fake program, greedy unless ``params`` say otherwise."""
-    chosen = SamplingParams(**{"temperature": 0.0, **params})  # type: ignore[arg-type]
+    chosen = SamplingParams(**{"temperature": 0.0, **params})
     sampler = Sampler(
         chosen,
-        N_VOCAB,
+        n_vocab,
         eog_ids=(EOG,),
         seed=seed,
-        token_bytes=lambda i: bytes([i]),
+        stream=stream,
+        token_bytes=lambda i: bytes([i % 256]),
         prompt_ids=ids,
     )
     return EngineSequence(

@@ -1,0 +1,126 @@
+"""How much context fits: from bytes of memory to tokens and pages. Plain ints, no model needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from edgerun.errors import OutOfMemoryError, RequestError
+
+__all__ = ["Fit", "Plan", "Room", "fits", "plan"]
+
+MIB = 1 << 20
+#: Tokens without which a model is of no use.
+_LEAST = 512
+#: Full contexts the pool holds, if memory allows: several requests, and what earlier ones left.
+_SEQUENCES = 4
+
+
+@dataclass(frozen=True)
+class Room:
+    """Memory, in bytes.
+
+    Attributes:
+        total, free: of the machine or the device, before the model is loaded.
+        weights: of the model.
+    """
+
+    total: int
+    free: int
+    weights: int
+
+    @property
+    def margin(self) -> int:
+        """What is left alone: a step's activations, the tokenizer, other programs' growth."""
+        return min(max(self.total // 16, 256 * MIB), self.total // 4)
+
+    @property
+    def for_kv(self) -> int:
+        """What keys and values may take at most; not below 0."""
+        return max(0, self.free - self.weights - self.margin)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``n_pages`` pages for sequences of up to ``n_ctx`` tokens; they take ``kv_bytes``."""
+
+    n_ctx: int
+    n_pages: int
+    kv_bytes: int
+
+
+def plan(room: Room, token_bytes: int, n_ctx_train: int, n_ctx: int | None, page_size: int) -> Plan:
+    """The context, and the pages for as many of it as memory allows, one at least.
+
+    A context that was asked for may take all that is left after weights and margin; one that was
+    not takes half of it at most, and so do the pages beyond the first context: others use this
+    machine, too.
+
+    Args:
+        room: the memory.
+        token_bytes: of K and V of one token, over all layers.
+        n_ctx_train: the longest context the model knows.
+        n_ctx: the context asked for; None = as trained, as far as memory reaches.
+        page_size: tokens in a page.
+
+    Raises:
+        OutOfMemoryError: it does not fit; of a context that was not asked for, 512 tokens do not.
+        RequestError: ``n_ctx`` is below 1.
+    """
+    if n_ctx is not None and n_ctx < 1:
+        raise RequestError(f"n_ctx must be at least 1, not {n_ctx}", param="n_ctx")
+    all_pages = room.for_kv // (token_bytes * page_size)
+    half_pages = all_pages // 2
+    least = n_ctx if n_ctx is not None else min(_LEAST, n_ctx_train)
+    if -(-least // page_size) > all_pages:
+        raise OutOfMemoryError(
+            f"the weights take {_gb(room.weights)} and {least} tokens of context "
+            f"{_gb(least * token_bytes)}, but only {_gb(room.free)} are free, of which "
+            f"{_gb(room.margin)} must stay so: close other programs, lower n_ctx, "
+            "or choose a smaller model"
+        )
+    if n_ctx is None:
+        n_ctx = min(n_ctx_train, max(least, half_pages * page_size))
+    one = -(-n_ctx // page_size)
+    n_pages = max(one, min(_SEQUENCES * one, half_pages))
+    return Plan(n_ctx, n_pages, n_pages * page_size * token_bytes)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What fits with one KV type.
+
+    Attributes:
+        kv_type: its name.
+        token_bytes: of K and V of one token.
+        n_ctx: the context a model is loaded with unless one is asked for; 0 = it does not fit.
+        kv_bytes: of the pages it is then loaded with.
+        n_ctx_most: the longest that may be asked for; beyond the trained one answers get worse.
+    """
+
+    kv_type: str
+    token_bytes: int
+    n_ctx: int
+    kv_bytes: int
+    n_ctx_most: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def fits(room: Room, token_bytes: Mapping[str, int], n_ctx_train: int, page_size: int) -> list[Fit]:
+    """What fits, for each KV type in ``token_bytes``."""
+    found = []
+    for kv_type, each in token_bytes.items():
+        try:
+            p = plan(room, each, n_ctx_train, None, page_size)
+        except OutOfMemoryError:
+            p = Plan(0, 0, 0)
+        most = room.for_kv // (each * page_size) * page_size
+        found.append(Fit(kv_type, each, p.n_ctx, p.kv_bytes, most))
+    return found
+
+
+def _gb(n: int) -> str:
+    return f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:.1f} MB"

@@ -1,0 +1,91 @@
+"""Thousands of random loads: arrivals, cancels, forks, drafts, shifts, pools down to starvation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import gguf_build as gb
+from helpers import scenarios
+from helpers.fake_program import N_VOCAB, FakeProgram, engine, logits_of
+from helpers.runner import Runner
+
+from edgerun.backends.base import F32, PAGE_SIZE
+from edgerun.backends.cpu import CPUBackend
+from edgerun.engine import Engine
+
+BLOCK = 100
+
+
+class Poisoned(FakeProgram):
+    def predict(self, ids: Sequence[int]) -> F32:
+        return scenarios.poisoned(logits_of)(ids)
+
+
+@pytest.mark.parametrize("block", range(20))
+def test_every_request_gets_what_it_gets_alone(block: int) -> None:
+    counts = dict.fromkeys(("preemptions", "evictions", "cached_tokens", "drafts"), 0)
+    for seed in range(block * BLOCK, (block + 1) * BLOCK):
+        s = scenarios.draw(seed, None, N_VOCAB, 24, poison=True)
+        scenarios.expect(s, scenarios.poisoned(logits_of), N_VOCAB)
+        program = Poisoned(s.n_pages, s.page_size)
+        e = engine(s.n_pages, s.page_size, s.limits, program)
+        try:
+            scenarios.play(s, e)
+            scenarios.judge(s)
+        except AssertionError as error:
+            raise AssertionError(f"scenario {seed}: {error}") from error
+        m = e.metrics()
+        counts["preemptions"] += m.preemptions
+        counts["evictions"] += m.evictions
+        counts["cached_tokens"] += m.cached_tokens
+        counts["drafts"] += sum(d.accepted for d in m.drafts.values())
+    assert all(n > 5 for n in counts.values()), counts  # it all did happen
+
+
+class Alone:
+    """Logits of a text on the real program, with pages of its own; goes on where it can."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._text: list[int] = []
+        self._tokens = runner.begin()
+
+    def __call__(self, ids: Sequence[int]) -> F32:
+        n = len(self._text)
+        if n >= len(ids) or self._text != list(ids[:n]):
+            self._runner.end(self._tokens)
+            self._text, n = [], 0
+        self._text = list(ids)
+        return np.array(self._runner.step([(self._tokens, ids[n:], [len(ids) - n - 1])])[0])
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[CPUBackend]:
+    backend = CPUBackend(threads=1)
+    yield backend
+    backend.close()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gb.random_model(tmp_path_factory.mktemp("m") / "random.gguf", seed=3, n_layer=1)
+
+
+@pytest.mark.parametrize("block", range(5))
+def test_the_same_on_a_real_model(cpu: CPUBackend, path: Path, block: int) -> None:
+    """Bits that depend on the batch, the chunks or the cache would show here."""
+    predict = Alone(Runner(path, cpu, n_ctx=128, n_pages=8))
+    runner = Runner(path, cpu, n_ctx=128, n_pages=20)
+    for seed in range(block * 10, (block + 1) * 10):
+        s = scenarios.draw(seed, PAGE_SIZE, 256, 100, poison=False)
+        scenarios.expect(s, predict, 256)
+        n_pages = min(20, s.n_pages)
+        e = Engine(runner.program, n_pages, PAGE_SIZE, s.limits, copy_page=runner.kv.copy_page)
+        try:
+            scenarios.play(s, e)
+            scenarios.judge(s)
+        except AssertionError as error:
+            raise AssertionError(f"scenario {seed}: {error}") from error
