@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from edgerun.backends.base import F32, Batch, Program
+from edgerun.backends.base import Batch, Program
 from edgerun.core import FinishReason
 from edgerun.engine.admission import Pager
 from edgerun.engine.budget import StepCost
@@ -16,7 +16,7 @@ from edgerun.engine.metrics import Counters, Metrics
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.rows import Row, add_drafts, feed
 from edgerun.engine.scheduler import Demand, Limits, plan
-from edgerun.engine.sequence import Sequence
+from edgerun.engine.sequence import Scores, Sequence
 from edgerun.errors import ContextLengthError, GenerationError
 
 __all__ = ["Engine"]
@@ -89,17 +89,19 @@ class Engine:
         if not rows:
             return
         add_drafts(rows, self.limits.max_draft, self.widths, self.pager.reserve)
-        batch = Batch.pack([r.pack() for r in rows])
+        greedy = any(r.wants and r.sequence.sampler.greedy_fast for r in rows)
+        batch = Batch.pack([r.pack() for r in rows], want_best=greedy)
         try:
             logits = self.program.run(batch)
         except Exception as e:  # whatever it was, sequences outside this batch go on
             for r in rows:
                 self._fail(r.sequence, e, keep=False)
             return
+        scores = Scores(logits, self.program.best if greedy else None)
         out = 0
         for r in rows:
             n_out = 1 + len(r.draft) if r.wants else 0
-            self._advance(r, logits[out : out + n_out])
+            self._advance(r, scores.part(out, out + n_out))
             out += n_out
         seconds = time.perf_counter() - start
         self.cost.add(batch.n_tokens, seconds)
@@ -223,17 +225,17 @@ class Engine:
 
     # -- results ------------------------------------------------------------------------------
 
-    def _advance(self, row: Row, logits: F32) -> None:
-        """Go on behind a row that was computed; ``logits`` are of its last token and its draft."""
+    def _advance(self, row: Row, scores: Scores) -> None:
+        """Go on behind a row that was computed; ``scores`` are of its last token and its draft."""
         s = row.sequence
         s.n_past += row.n
         self.pager.note(s)
         if s.pending:
             return
         for t in self._followers(s, row.wants):  # before s, which may end and give up its pages
-            self._sample(t, logits)
+            self._sample(t, scores)
         if row.wants:
-            self._sample(s, logits, row.draft, row.origins)
+            self._sample(s, scores, row.draft, row.origins)
         else:
             self._finish(s, FinishReason.LENGTH)
 
@@ -253,13 +255,13 @@ class Engine:
     def _sample(
         self,
         s: Sequence,
-        logits: F32,
+        scores: Scores,
         draft: tuple[int, ...] = (),
         origins: tuple[tuple[str, int], ...] = (),
     ) -> None:
         before, n_past = len(s.ids), s.n_past
         try:
-            reason = s.accept(logits, draft)
+            reason = s.accept(scores, draft)
         except Exception as e:  # NaN logits, or a sink that broke: this request's trouble alone
             self._fail(s, e, keep=not isinstance(e, GenerationError))
             return

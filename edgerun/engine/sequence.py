@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from edgerun.backends.base import F32
+from edgerun.backends.base import F32, I32
 from edgerun.core import FinishReason, SamplingParams, Timings, Usage
 from edgerun.engine.draft_source import Drafter
 from edgerun.engine.prefix import Node
 from edgerun.engine.sampling import Sampled, Sampler
 from edgerun.engine.scheduler import rank
 
-__all__ = ["Sequence", "Sink"]
+__all__ = ["Scores", "Sequence", "Sink"]
 
 
 class Sink(Protocol):
@@ -31,6 +31,25 @@ class Sink(Protocol):
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None: ...
 
     def fail(self, error: Exception) -> None: ...
+
+
+class Scores(NamedTuple):
+    """What the model says behind some tokens.
+
+    ``logits`` are float32 [n, n_vocab]; ``best`` is int32 [n] as
+    :attr:`~edgerun.backends.base.Program.best` says, or None.
+    """
+
+    logits: F32
+    best: I32 | None = None
+
+    def part(self, start: int, stop: int) -> Scores:
+        """Those of some of the tokens."""
+        best = None if self.best is None else self.best[start:stop]
+        return Scores(self.logits[start:stop], best)
+
+    def best_of(self, i: int) -> int | None:
+        return None if self.best is None else int(self.best[i])
 
 
 @dataclass(eq=False)
@@ -102,12 +121,12 @@ class Sequence:
         return min(left, self.n_ctx - len(self.ids)) if self.n_ctx else left
 
     def sample(
-        self, logits: F32, draft: Items[int] = ()
+        self, scores: Scores, draft: Items[int] = ()
     ) -> tuple[list[Sampled], bool, Exception | None]:
         """Sample behind the last token, and on while the samples are what was drafted.
 
         Args:
-            logits: float32 [1 + len(draft), n_vocab], behind the last token and each of ``draft``.
+            scores: 1 + len(draft), behind the last token and each of ``draft``.
 
         Returns the tokens, whether the model ended the text after them, and what went wrong after
         them.
@@ -115,7 +134,7 @@ class Sequence:
         out: list[Sampled] = []
         for j in range(len(draft) + 1):
             try:
-                sampled = self.sampler.sample(logits[j])
+                sampled = self.sampler.sample(scores.logits[j], scores.best_of(j))
                 if sampled.token_id in self.eog_ids and not self.params.ignore_eos:
                     return out, True, None
                 self.sampler.accept(sampled.token_id)
@@ -126,7 +145,7 @@ class Sequence:
                 break
         return out, False, None
 
-    def accept(self, logits: F32, draft: Items[int] = ()) -> FinishReason | None:
+    def accept(self, scores: Scores, draft: Items[int] = ()) -> FinishReason | None:
         """Sample, hand the tokens to the sink, keep what it keeps; why the sequence ends, if so.
 
         The arguments are :meth:`sample`'s. ``draft`` was computed behind the last token.
@@ -134,7 +153,7 @@ class Sequence:
         Raises:
             Exception: sampling or the sink failed.
         """
-        out, ended, error = self.sample(logits, draft)
+        out, ended, error = self.sample(scores, draft)
         if not self.first_token:
             self.first_token = time.perf_counter()
         if out:

@@ -100,6 +100,18 @@ def test_everything_at_its_extreme() -> None:
         assert q.tolist() == [1.0]
 
 
+def test_a_best_token_that_is_known_is_taken_where_nothing_else_matters() -> None:
+    x = row(50)
+    best = int(x.argmax())
+    assert make(GREEDY, 50).sample(x, 7).token_id == 7
+    for setting in ({}, {"logit_bias": {best: 1.0}}, {"logprobs": 0}, {"repeat_penalty": 1.5}):
+        neutral = {} if not setting else GREEDY
+        plain = make({**neutral, **setting}, 50, seed=3).sample(x)
+        assert make({**neutral, **setting}, 50, seed=3).sample(x, 7) == plain
+    for unknown in (None, -1, 50):  # none, not finite, padding of the head
+        assert make(GREEDY, 50).sample(x, unknown).token_id == best
+
+
 @pytest.mark.parametrize("n", [1, 5, 63, 64, 65, 4096, 5000])
 def test_greedy_takes_the_first_of_the_likeliest(n: int) -> None:
     x = np.round(row(n))

@@ -126,7 +126,12 @@ class FakeProgram(Program):
             held = self._memory[pages].reshape(-1).tolist()
             after += [held[: past + i + 1] for i in range(b - a)]
         rows = [self.predict(after[i]) for i in batch.outputs]
-        return np.stack(rows) if rows else np.zeros((0, N_VOCAB), np.float32)
+        logits = np.stack(rows) if rows else np.zeros((0, N_VOCAB), np.float32)
+        self.best = None
+        if batch.want_best:
+            finite = np.isfinite(logits).all(axis=1)
+            self.best = np.where(finite, logits.argmax(axis=1), -1).astype(np.int32)
+        return logits
 
     def predict(self, ids: Sequence[int]) -> F32:
         return logits_of(ids)

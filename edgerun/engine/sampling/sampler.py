@@ -116,16 +116,20 @@ class Sampler:
         """How many tokens were accepted."""
         return self._position
 
-    def sample(self, logits: np.ndarray) -> Sampled:
+    def sample(self, logits: np.ndarray, best: int | None = None) -> Sampled:
         """The next token; the same for the same logits until ``accept``.
 
         Args:
             logits: float32 [n_vocab] or longer; only the first n_vocab count. Not written to.
+            best: where the largest of all logits is, the first of equals, if that is known and
+                all are finite; else negative or None. Used where :attr:`greedy_fast`.
 
         Raises:
             GenerationError: a logit is NaN or +inf, or nothing is left to sample.
             ValueError: the array has another shape or type.
         """
+        if best is not None and 0 <= best < self._n_vocab and self.greedy_fast:
+            return Sampled(best)
         row = self._row(logits)
         pool = Dense(row, scans(self._n_vocab))
         if self._logprobs is None:
