@@ -134,52 +134,47 @@ ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const A& a) {
   }
 }
 
+// The second digits of block b, the unit's block i, while its codes are at hand. Apart from the loop, whose registers it would take.
+template <class T>
+static __attribute__((noinline)) void add_seconds(const Unit<T>& u, int i, const Seconds& s, const uint8_t* act, int b, float (*sum)[R]) {
+  enum { C = 4 };
+  each_second<C>(s, act, b, DIRECT,
+      [&](const Gathered<C>& g, const uint32_t* columns) __attribute__((always_inline)) {
+        vf f[C];
+        ER_EACH f[c] = ldf(sum[columns[c]]);
+        add_block<T, C>(f, u, i, g);
+        ER_EACH stf(sum[columns[c]], f[c]);
+      },
+      [&](const Gathered<1>& g, uint32_t column) __attribute__((always_inline)) {
+        vf f[1] = {ldf(sum[column])};
+        add_block<T, 1>(f, u, i, g);
+        stf(sum[column], f[0]);
+      });
+}
+
 // `n` <= C columns are stored; the rest of the tile's columns may hold anything.
 template <class T, int C>
-static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n) {
+static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s) {
+  const uint8_t* const act = a;
+  const bool any = s.start[K / 32] > 0;
+  alignas(64) float sum[DIRECT + 1][R];
+  if (any)
+    for (int m = 0; m <= DIRECT; m++) stf(sum[m], zero_f());
   vf f[C];
   ER_EACH f[c] = zero_f();
   Unit<T> u;
+  const int32_t* next = s.start;
   for (int left = K / 32; left > 0; left -= Unit<T>::BLOCKS, w += T::UNIT) {
     Unit<T>::open(u, w);
     const int blocks = left < int(Unit<T>::BLOCKS) ? left : int(Unit<T>::BLOCKS);
 #pragma GCC unroll 1
-    for (int i = 0; i < blocks; i++, a += C * REC) {
+    for (int i = 0; i < blocks; i++, a += C * REC, next++) {
       prefetch<T::UNIT / Unit<T>::BLOCKS>(w + i * (T::UNIT / Unit<T>::BLOCKS));
       add_block<T, C>(f, u, i, Tiled<C>{a});
+      if (any && next[0] != next[1]) add_seconds<T>(u, i, s, act, int(next - s.start), sum);
     }
   }
-  ER_EACH if (c < n) stf(out + c * ldo, f[c]);
-}
-
-// The second digits of M <= DIRECT columns, summed apart and added to the first ones; a column's order is that of its blocks.
-template <class T>
-static void add_seconds(const uint8_t* w, const Seconds& s, const uint8_t* act, int K, int M, float* out, int64_t ldo) {
-  enum { C = 4, BLOCKS = Unit<T>::BLOCKS };
-  if (!s.start[K / 32]) return;
-  alignas(64) float sum[DIRECT + 1][R];
-  for (int m = 0; m < M; m++) stf(sum[m], zero_f());
-  stf(sum[DIRECT], zero_f());
-  Unit<T> u;
-  int open = -1;
-  for (int b = 0; b < K / 32; b++) {
-    if (s.start[b] == s.start[b + 1]) continue;
-    if (b / BLOCKS != open) Unit<T>::open(u, w + size_t(open = b / BLOCKS) * T::UNIT);
-    each_second<C>(s, act, b, DIRECT,
-        [&](const Gathered<C>& g, const uint32_t* columns) __attribute__((always_inline)) {
-          vf f[C];
-          ER_EACH f[c] = ldf(sum[columns[c]]);
-          add_block<T, C>(f, u, b % BLOCKS, g);
-          ER_EACH stf(sum[columns[c]], f[c]);
-        },
-        [&](const Gathered<1>& g, uint32_t column) __attribute__((always_inline)) {
-          vf f[1] = {ldf(sum[column])};
-          add_block<T, 1>(f, u, b % BLOCKS, g);
-          stf(sum[column], f[0]);
-        });
-  }
-  for (int m = 0; m < M; m++)
-    if (s.has[m]) stf(out + m * ldo, add(ldf(out + m * ldo), ldf(sum[m])));
+  ER_EACH if (c < n) stf(out + c * ldo, any && s.has[c] ? add(f[c], ldf(sum[c])) : f[c]);
 }
 
 }  // namespace q8

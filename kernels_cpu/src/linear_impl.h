@@ -17,7 +17,7 @@ namespace q8 {
 
 static_assert(SLICE % 256 == 0, "a slice is whole blocks and units of every type");
 
-typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n);
+typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s);
 
 // The kernels that exist, by columns; tile_cols (act_q8.h) rounds up to one of them.
 #if defined(__AVX512VNNI__)
@@ -41,10 +41,7 @@ struct Run {
     const Seconds seconds = seconds_at(scratch, K, M);
     if (M <= DIRECT) {
       const int C = tile_cols(M);
-      for (int t = 0; t < tiles; t++) {
-        kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M);
-        add_seconds<T>(w + size_t(t) * tile, seconds, act, K, M, out + int64_t(t) * R, ldo);
-      }
+      for (int t = 0; t < tiles; t++) kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M, seconds);
       return;
     }
     typedef KindOf<T> Q;
