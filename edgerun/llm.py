@@ -26,7 +26,7 @@ from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import whole_drafts
 from edgerun.errors import ClosedError, RequestError
 from edgerun.loading import LoadedModel, find, load, open_backend
-from edgerun.requests import check_count, chosen_params, sequences, token_ids
+from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
@@ -60,6 +60,8 @@ class LLM:
         kv_type: how K and V are stored: ``"f16"``, ``"q8_0"`` (half of that) or ``"f32"``;
             ``None`` = the backend's default (cpu f16, reference f32).
         max_batch: most sequences in one step; others wait.
+        token_gap: seconds from one token of an answer to its next that the prompts of other
+            requests may stretch it to.
         speculation: ``"ngram"`` computes several tokens in one step where the text repeats
             itself; it changes the speed, never the text. ``"auto"`` = that, on backends where it
             holds bit for bit (cpu); ``"off"``.
@@ -70,8 +72,8 @@ class LLM:
         ModelNotFoundError, DownloadError: the model cannot be found or fetched.
         ModelFileError: the file cannot be used.
         BackendError: the backend cannot be used, or memory does not suffice.
-        RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, or ``backend``
-            or ``speculation`` unknown, or ``draft`` has other tokens.
+        RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, ``token_gap`` not
+            above 0, ``backend`` or ``speculation`` unknown, or ``draft`` has other tokens.
     """
 
     def __init__(
@@ -83,12 +85,14 @@ class LLM:
         threads: int | None = None,
         kv_type: str | None = None,
         max_batch: int = 16,
+        token_gap: float = 0.1,
         speculation: str = "auto",
         draft: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         for key, number in (("n_ctx", n_ctx), ("threads", threads), ("max_batch", max_batch)):
             check_count(key, number)
+        check_seconds("token_gap", token_gap)
         check_choice(speculation, draft)
         resolved = find(model)
         opened = open_backend(backend, threads) if isinstance(backend, str) else None
@@ -108,7 +112,7 @@ class LLM:
         self._templates: dict[bool, ChatTemplate] = {}
         self._template_lock = threading.Lock()
         kv = self._model.kv
-        limits = Limits(max_rows=max_batch)
+        limits = Limits(max_rows=max_batch, gap=token_gap)
         program, widths = self._model.program, whole_drafts
         if self._speculation is not None:
             program = self._speculation.timed(program)
@@ -140,7 +144,11 @@ class LLM:
 
     @property
     def model(self) -> LoadedModel:
-        """File facts, configuration, tokenizer and program, for tools that look closer."""
+        """File facts, configuration, tokenizer and program, for tools that look closer.
+
+        Running the program by hand writes over pages that later requests may find cached: do it
+        before, or instead of, generating.
+        """
         return self._model
 
     def metrics(self) -> Metrics:

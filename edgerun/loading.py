@@ -54,7 +54,8 @@ class LoadedModel:
 
 
 class _Aside(Generic[T]):
-    """A call on a thread of its own, beside native work that needs no interpreter."""
+    """A call on a thread of its own, beside native work that needs no interpreter. Leaving the
+    ``with`` block waits for it, however that ends: it may read what is closed next."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -62,6 +63,12 @@ class _Aside(Generic[T]):
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="edgerun-load", daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> _Aside[T]:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._thread.join()
 
     def _run(self) -> None:
         try:
@@ -150,15 +157,15 @@ def load(
         planned = plan(room, token_bytes, trained.n_ctx_train, n_ctx, PAGE_SIZE)
         n_ctx = planned.n_ctx
         config = arch.configure(family, file, n_ctx)
-        tokenizer = _Aside(partial(load_tokenizer, file.metadata, config.n_vocab))
-        weights = _upload(family, config, file, backend, progress, tokenizer.check)
-        kv = backend.new_kv(family.kv_layers(config), planned.n_pages, kv_type)
         facts = {k: file.metadata[k] for k, t in file.metadata_types.items() if t.element is None}
-        program = backend.prepare(family.bind(weights, config), kv, n_ctx)
-        return LoadedModel(
-            path, facts, config, tokenizer.result(), backend, kv, program, n_ctx, file.size,
-            file.n_params,
-        )  # fmt: skip
+        with _Aside(partial(load_tokenizer, file.metadata, config.n_vocab)) as tokenizer:
+            weights = _upload(family, config, file, backend, progress, tokenizer.check)
+            kv = backend.new_kv(family.kv_layers(config), planned.n_pages, kv_type)
+            program = backend.prepare(family.bind(weights, config), kv, n_ctx)
+            return LoadedModel(
+                path, facts, config, tokenizer.result(), backend, kv, program, n_ctx, file.size,
+                file.n_params,
+            )  # fmt: skip
 
 
 def _upload(

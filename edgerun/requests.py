@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import operator
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ from edgerun.engine.sampling import Sampler
 from edgerun.errors import ContextLengthError, RequestError, printable
 from edgerun.text.tokenizer import Tokenizer
 
-__all__ = ["check_count", "chosen_params", "sequences", "token_ids"]
+__all__ = ["check_count", "check_seconds", "chosen_params", "sequences", "token_ids"]
 
 _ENDLESS = 2**63
 
@@ -27,6 +28,13 @@ def check_count(name: str, value: int | None) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise RequestError(f"{name} must be a whole number above 0, not {value!r}", param=name)
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Raise RequestError unless ``value`` is a finite number above 0."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value < math.inf:
+        raise RequestError(f"{name} must be a number of seconds above 0, not {value!r}", param=name)
 
 
 def chosen_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:

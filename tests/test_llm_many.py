@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers import gguf_build as gb
@@ -188,3 +189,14 @@ def test_metrics(fresh: LLM) -> None:
     assert json.loads(json.dumps(m.to_dict()))["pages_total"] == m.pages_total > 0
     fresh.close()
     assert fresh.metrics().steps == m.steps
+
+
+@pytest.mark.parametrize("gap", [0, -1.0, float("nan"), float("inf"), "0.1", True])
+def test_a_gap_is_a_time(path: Path, gap: Any) -> None:
+    with pytest.raises(RequestError, match="token_gap must be a number of seconds above 0"):
+        LLM(path, token_gap=gap)
+
+
+def test_the_gap_reaches_the_engine(path: Path) -> None:
+    with LLM(path, backend="cpu", threads=1, token_gap=0.03) as llm:
+        assert llm._worker._engine.limits.gap == 0.03

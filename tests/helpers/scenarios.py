@@ -22,6 +22,7 @@ Predict = Callable[[Sequence[int]], F32]
 
 PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0, "ignore_eos": True},
+    {"temperature": 0.0},  # the only one that needs no logits
     {"temperature": 0.0, "logprobs": 2},
     {"temperature": 0.8, "ignore_eos": True},
     {"temperature": 1.1, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "ignore_eos": True},

@@ -134,8 +134,7 @@ class Sampler:
         pool = Dense(row, scans(self._n_vocab))
         if self._logprobs is None:
             return Sampled(self._choose(pool))
-        best = pool.best
-        norm = best + math.log(pool.mass())
+        norm = pool.best + math.log(pool.mass())
         top: tuple[tuple[int, float], ...] = ()
         if self._logprobs:
             likeliest = pool.top_k(self._logprobs).sparse().sort()
