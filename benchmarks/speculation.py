@@ -49,11 +49,16 @@ class Basket:
         return result
 """
 RECORDS = "\n".join(
-    f'{{"id": {100 + i}, "name": "{name}", "city": "{city}", "active": true, "score": {score}}},'
-    for i, (name, city, score) in enumerate([
-        ("Ann", "Oslo", 71), ("Bob", "Rome", 64), ("Cid", "Bern", 88), ("Dan", "Kyiv", 92),
-    ])
-)  # fmt: skip
+    f'{{"id": {100 + i}, "name": "{name}", "address": {{"city": "{city}", "country": '
+    f'"{country}"}}, "active": true, "roles": ["reader", "author"], "score": {score}}},'
+    for i, (name, city, country, score) in enumerate(
+        [
+            ("Ann", "Oslo", "Norway", 71),
+            ("Bob", "Rome", "Italy", 64),
+            ("Cid", "Bern", "Switzerland", 88),
+        ]
+    )
+)
 REPORT = """\
 The harbour bridge was closed on Monday after inspectors found cracks in two of its main cables. \
 The city engineer said that the cracks were small but that the bridge would stay closed until \

@@ -56,7 +56,9 @@ def open_speculation(
         return Speculation(NgramDrafter)
     costs = StepCosts()
     second = _open_draft(model, draft, costs)
-    return Speculation(lambda: BestDrafter(NgramDrafter(), second.drafter()), costs)
+    return Speculation(
+        lambda costs, account: BestDrafter(NgramDrafter(costs, account), second.drafter()), costs
+    )
 
 
 def _open_draft(model: LoadedModel, draft: str | Path, costs: StepCosts) -> DraftModel:

@@ -21,9 +21,12 @@ ER_API void er_draft_free(void* d) {
 ER_API int er_draft_extend(void* d, const int32_t* ids, int64_t n) { return static_cast<er::Draft*>(d)->extend(ids, n) ? 0 : -1; }
 
 // Up to min(most, 31) tokens that may follow the text and the `given` ones, and each one's probability if all before it are
-// right. Returns how many.
-ER_API int er_draft_propose(const void* d, const int32_t* given, int n_given, int most, int32_t* tokens, double* odds) {
-  return static_cast<const er::Draft*>(d)->propose(given, n_given, most, tokens, odds);
+// right. With `cost`, what steps of widths 1 to `widest` take, only as many as pay, in a step that costs at most `allowance`
+// more than one of width 1. Returns how many.
+ER_API int er_draft_propose(const void* d, const int32_t* given, int n_given, int most, const double* cost, int widest,
+                            double allowance, int32_t* tokens, double* odds) {
+  const er::Draft::Price price = {cost, widest, allowance};
+  return static_cast<const er::Draft*>(d)->propose(given, n_given, most, cost ? &price : nullptr, tokens, odds);
 }
 
 // Bytes held.

@@ -49,17 +49,19 @@ Draft::Guess Draft::vote(const Candidates& c) const {
   return g;
 }
 
-int Draft::propose(const int32_t* given, int n_given, int most, int32_t* tokens, double* odds) const {
+int Draft::propose(const int32_t* given, int n_given, int most, const Price* price, int32_t* tokens, double* odds) const {
   if (silent_) return 0;
+  if (most > kMost) most = kMost;
+  if (price && most > price->widest - 1) most = price->widest - 1;
   Candidates candidates = match_;
   Copy::Place place = copy_.place();
   for (int i = 0; i < n_given; i++) {
     text_.follow(candidates, given[i]);
     copy_.walk(text_, place, given[i]);
   }
-  double all = 1;
-  int n = 0;
-  for (; n < most && n < kMost; n++) {
+  double all = 1, expected = 1, best = 1;  // best: expected tokens for the cost of a step of one
+  int n = 0, worth = 0;
+  for (; n < most; n++) {
     const Guess voted = vote(candidates);
     const Copy::Guess copied = copy_.guess(text_, place);
     double p = voted.cell >= 0 ? odds_.probability(voted.cell) : 0;
@@ -73,12 +75,21 @@ int Draft::propose(const int32_t* given, int n_given, int most, int32_t* tokens,
     }
     all *= p;
     if (all < kLeast) break;
+    if (price) {
+      const double spent = price->cost[n + 2] / price->cost[1];
+      if (expected + (most - n) * all <= best * spent || spent - 1 > price->allowance) break;
+      expected += all;
+      if (expected > best * spent) {
+        best = expected / spent;
+        worth = n + 1;
+      }
+    }
     tokens[n] = token;
     odds[n] = p;
     text_.follow(candidates, token);
     copy_.walk(text_, place, token);
   }
-  return n;
+  return price ? worth : n;
 }
 
 }  // namespace er

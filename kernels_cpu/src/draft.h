@@ -20,8 +20,16 @@ class Draft {
   // Committed tokens in order; the first call is the prompt, which is not scored. False: out of memory.
   bool extend(const int32_t* ids, int64_t n);
 
-  // Up to `most` tokens after the text and `given` ones; [j] is right with probability odds[j] if all before it are.
-  int propose(const int32_t* given, int n_given, int most, int32_t* tokens, double* odds) const;
+  // What a step costs by its width, cost[1..widest], and what this one may cost more than one of width 1.
+  struct Price {
+    const double* cost;
+    int widest;
+    double allowance;
+  };
+
+  // Up to `most` tokens after the text and `given` ones; [j] is right with probability odds[j] if all before it are. With a
+  // price, as many as give the most expected tokens for it.
+  int propose(const int32_t* given, int n_given, int most, const Price* price, int32_t* tokens, double* odds) const;
 
   int64_t bytes() const { return text_.bytes() + int64_t(sizeof *this); }
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import sys
+from itertools import accumulate
 
 import pytest
 from helpers.paths import ROOT, shared
 
-from edgerun.engine.drafting import ForcedDrafter, NgramDrafter
+from edgerun.engine.draft_source import Account
+from edgerun.engine.drafting import ForcedDrafter, NgramDrafter, StepCosts, share
 from edgerun.engine.drafting.ngram import MOST
 
 
@@ -73,6 +75,28 @@ def test_wrong_guesses_lower_the_odds():
     for _ in range(30):
         d.extend([rng.randrange(10_000, 90_000), *line])
     assert d.draft(1).probs[0] < 0.5 * before
+
+
+def test_with_a_price_it_drafts_what_the_policy_would_verify():
+    rng = random.Random(6)
+    shorter = 0
+    for _ in range(200):
+        words = [rng.randrange(1000) for _ in range(40)]
+        text = [t if rng.random() < 0.9 else rng.randrange(1000) for t in words * 4]
+        steps = accumulate(rng.choice((0.0, 0.02, 0.1, 0.5)) for _ in range(40))
+        costs = StepCosts({1: 1.0, **{i + 2: 1.0 + s for i, s in enumerate(steps)}}, learn=False)
+        account = Account(bank=rng.uniform(0, 3))
+        priced = NgramDrafter(costs, account)
+        free = fed(text[:100], text[100:])
+        priced.extend(text[:100])
+        priced.extend(text[100:])
+        whole = free.draft(MOST)._replace(account=account)
+        got = priced.draft(MOST)
+        n = share([whole], 1, costs)[0].length
+        assert got.tokens == whole.tokens[:n]
+        assert got.probs == whole.probs[:n]
+        shorter += 0 < n < len(whole.tokens)
+    assert shorter > 20
 
 
 def test_rename_is_learned_from_its_first_place():

@@ -119,7 +119,7 @@ class Boaster:
 @pytest.mark.parametrize("lucky", [0, 30])
 def test_losses_are_bounded_whatever_the_drafter_says(lucky):
     costs = StepCosts({1: 1.0, 9: 2.0}, learn=False)
-    speculation = Speculation(Boaster, costs)
+    speculation = Speculation(lambda costs, account: Boaster(), costs)
     drafter = speculation.drafter()
     drafter.extend([5] * 10)
     emitted, tokens, time = 0, 0, 0.0

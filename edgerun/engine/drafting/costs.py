@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,7 @@ class StepCosts:
     def __init__(self, table: Mapping[int, float] = _PRIOR, *, learn: bool = True) -> None:
         exact = _table(sorted(table.items()))
         self._learn = learn
-        self._costs = [c / exact[1] for c in exact]  # by width; 0 of none
+        self._costs = array("d", [c / exact[1] for c in exact])  # by width; 0 of none
         self._prior = [self._costs[w] for w in _KNOTS]
         # By knot: the log of what it costs over what was expected, and how often it was seen.
         self._deviation = [0.0] * len(_KNOTS)
@@ -58,6 +59,11 @@ class StepCosts:
     def up_to(self, width: int) -> Callable[[int], float]:
         """The costs of widths up to ``width`` until the next step is observed, fast to look up."""
         return self._costs.__getitem__ if width <= _WIDEST else self
+
+    @property
+    def table(self) -> array[float]:
+        """Costs by width, float64, from 1 on; another array when they have changed."""
+        return self._costs
 
     def seconds(self, width: int) -> float | None:
         """What a step of ``width`` tokens takes at present; None = nothing was observed yet."""
@@ -105,7 +111,9 @@ class StepCosts:
         self._deviation[last:] = [deviation] * (len(_KNOTS) - last)
         knots = [p * math.exp(d) for p, d in zip(self._prior, self._deviation, strict=True)]
         knots = _rising(knots, [1 + s for s in self._seen])
-        self._costs = _table(list(zip(_KNOTS, (c / knots[0] for c in knots), strict=True)))
+        self._costs = array(
+            "d", _table([(w, c / knots[0]) for w, c in zip(_KNOTS, knots, strict=True)])
+        )
         self._built = list(self._deviation)
         self._stale = False
 

@@ -6,10 +6,12 @@ import ctypes
 import functools
 from array import array
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any
 
 from edgerun import native
-from edgerun.engine.draft_source import Draft
+from edgerun.engine.draft_source import Account, Draft
+from edgerun.engine.drafting.costs import StepCosts
 
 __all__ = ["MOST", "NgramDrafter"]
 
@@ -24,7 +26,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "new": (_P, [_I64]),
     "free": (None, [_P]),
     "extend": (_I32, [_P, _P, _I64]),
-    "propose": (_I32, [_P, _P, _I32, _I32, _P, _P]),
+    "propose": (_I32, [_P, _P, _I32, _I32, _P, _I32, ctypes.c_double, _P, _P]),
     "bytes": (_I64, [_P]),
 }
 _NOTHING = Draft((), ())
@@ -49,6 +51,8 @@ class NgramDrafter:
     memory runs out it proposes nothing more; nothing fails.
 
     Args:
+        costs: what steps cost. It then drafts no further than would pay if its sequence were alone.
+        account: and no further than this allows.
         max_bytes: the most memory it may hold.
 
     Raises:
@@ -57,8 +61,15 @@ class NgramDrafter:
 
     name = "ngram"
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        costs: StepCosts | None = None,
+        account: Account | None = None,
+        *,
+        max_bytes: int = MAX_BYTES,
+    ) -> None:
         f = _functions()
+        self._costs, self._account = costs, account
         self._free, self._extend, self._propose = f["free"], f["extend"], f["propose"]
         self._tokens = (ctypes.c_int32 * MOST)()
         self._odds = (ctypes.c_double * MOST)()
@@ -82,9 +93,14 @@ class NgramDrafter:
             return _NOTHING
         if after:
             given = array("i", after)
-            n = self._propose(self._handle, given.buffer_info()[0], len(given), most, *self._at)
+            at, n_given = given.buffer_info()
+            n = self._propose(self._handle, at, n_given, most, None, 0, 0.0, *self._at)
+        elif self._costs is not None:
+            allowance = inf if self._account is None else self._account.allowance
+            at, widest = self._costs.table.buffer_info()
+            n = self._propose(self._handle, None, 0, most, at, widest - 1, allowance, *self._at)
         else:
-            n = self._propose(self._handle, None, 0, most, *self._at)
+            n = self._propose(self._handle, None, 0, most, None, 0, 0.0, *self._at)
         return Draft(tuple(self._tokens[:n]), tuple(self._odds[:n])) if n else _NOTHING
 
     @property

@@ -17,17 +17,20 @@ class Speculation:
     """Makes drafters for an engine's sequences and shares its steps among them.
 
     Args:
-        source: makes the drafter of a new sequence.
+        source: makes the drafter of a new sequence, given the costs of steps and its account.
         costs: step costs; learned from the steps unless given.
     """
 
-    def __init__(self, source: Callable[[], Drafter], costs: StepCosts | None = None) -> None:
+    def __init__(
+        self, source: Callable[[StepCosts, Account], Drafter], costs: StepCosts | None = None
+    ) -> None:
         self.costs = costs or StepCosts()
         self._source = source
 
     def drafter(self) -> Drafter:
         """A drafter for one sequence, whose losses are bounded."""
-        return AccountedDrafter(self._source())
+        account = Account()
+        return AccountedDrafter(self._source(self.costs, account), account)
 
     def timed(self, program: Program) -> Program:
         """``program``, with what its steps cost learned."""
@@ -47,10 +50,10 @@ class Speculation:
 class AccountedDrafter:
     """A source of drafts with an account of what they gain and lose."""
 
-    def __init__(self, source: Drafter) -> None:
+    def __init__(self, source: Drafter, account: Account) -> None:
         self.name = source.name
         self._source = source
-        self._account = Account()
+        self._account = account
         self._begun = False
 
     def extend(self, ids: Sequence[int]) -> None:
@@ -62,8 +65,10 @@ class AccountedDrafter:
 
     def draft(self, most: int) -> Draft:
         """At most ``most`` tokens."""
-        tokens, probs, origins, _ = self._source.draft(most)
-        return Draft(tokens, probs, origins, self._account)
+        draft = self._source.draft(most)
+        if not draft.tokens:
+            return draft
+        return Draft(draft.tokens, draft.probs, draft.origins, self._account)
 
 
 class TimedProgram(Program):
