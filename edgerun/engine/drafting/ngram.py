@@ -21,6 +21,9 @@ MOST = 31
 #: Tokens, chains and their tables: 12 to 16 bytes a token, so this is room for four million.
 MAX_BYTES = 64 << 20
 
+#: Tokens that take longer to enter than other threads should wait.
+_LONG = 1000
+
 _P, _I64, _I32 = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "new": (_P, [_I64]),
@@ -34,13 +37,20 @@ _NOTHING = Draft((), ())
 
 @functools.cache
 def _functions() -> dict[str, Callable[..., Any]]:
+    """The library's functions; ``feed`` is an ``extend`` that lets other threads run meanwhile.
+
+    The others keep the interpreter's lock: they take less time than getting it back would.
+    """
     cdll = native.lib()
+    quick = ctypes.PyDLL(cdll._name, handle=cdll._handle)
     out = {}
     for name, (result, arguments) in _SIGNATURES.items():
-        f = getattr(cdll, f"er_draft_{name}")
+        f = getattr(quick, f"er_draft_{name}")
         f.restype, f.argtypes = result, arguments
         out[name] = f
-    return out
+    feed = cdll.er_draft_extend
+    feed.restype, feed.argtypes = _SIGNATURES["extend"]
+    return {**out, "feed": feed}
 
 
 class NgramDrafter:
@@ -70,7 +80,8 @@ class NgramDrafter:
     ) -> None:
         f = _functions()
         self._costs, self._account = costs, account
-        self._free, self._extend, self._propose = f["free"], f["extend"], f["propose"]
+        self._free, self._propose = f["free"], f["propose"]
+        self._extend, self._feed = f["extend"], f["feed"]
         self._tokens = (ctypes.c_int32 * MOST)()
         self._odds = (ctypes.c_double * MOST)()
         self._at = ctypes.addressof(self._tokens), ctypes.addressof(self._odds)
@@ -85,7 +96,8 @@ class NgramDrafter:
         """Take committed tokens, in order; those of the first call are the prompt."""
         if self._handle:
             a = array("i", ids)
-            self._extend(self._handle, a.buffer_info()[0], len(a))
+            extend = self._extend if len(a) <= _LONG else self._feed
+            extend(self._handle, a.buffer_info()[0], len(a))
 
     def draft(self, most: int, after: Sequence[int] = ()) -> Draft:
         """Up to ``most`` tokens, at most :data:`MOST`, that may follow the text and ``after``."""
