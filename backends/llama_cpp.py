@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from edgerun.backends.base import F32, I32, Batch, CoarseBackend, CoarseModel, KVPool, Memory
 from edgerun.backends.base import Program as BaseProgram
@@ -165,10 +166,11 @@ class LlamaCppBackend(CoarseBackend):
         context = lib.llama_init_from_model(model, params)
         if not context:
             why = complaint()
-            kind = OutOfMemoryError if "alloc" in why else BackendError
-            raise kind(
-                f"llama.cpp cannot hold {n_slots} contexts of {n_ctx} tokens ({why}): lower n_ctx"
-            )
+            if "alloc" in why:
+                raise OutOfMemoryError(
+                    f"{n_slots} contexts of {n_ctx} tokens do not fit ({why}): lower n_ctx"
+                )
+            raise BackendError(f"llama.cpp cannot use this model with kv_type {kv_type}: {why}")
         return context
 
 
@@ -215,7 +217,7 @@ class _Cells:
     def _make_batch(self) -> Any:
         """The library's view of our arrays."""
         batch = self.lib.llama_batch()
-        arrays = {
+        arrays: dict[str, npt.NDArray[Any]] = {
             "token": self._tokens,
             "pos": self._positions,
             "n_seq_id": self._ones,

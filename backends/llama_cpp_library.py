@@ -31,7 +31,7 @@ INSTALL = "pip install 'edgerun[llama-cpp]'"
 
 log = logging.getLogger(__name__)
 
-_ERROR = 3  # GGML_LOG_LEVEL_ERROR
+_ERROR = 4  # GGML_LOG_LEVEL_ERROR
 _CONTINUED = 5  # GGML_LOG_LEVEL_CONT
 _NAMES = ("llama_memory_seq_cp", "llama_memory_seq_rm", "llama_model_is_diffusion")
 
