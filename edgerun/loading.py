@@ -259,8 +259,8 @@ def load(
             kv = backend.new_kv(family.kv_layers(config), planned.n_pages, kv_type)
             program = backend.prepare(family.bind(weights, config), kv, n_ctx)
             return LoadedModel(
-                path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx, file.size,
-                file.n_params,
+                path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
+                file.size, file.n_params,
             )  # fmt: skip
 
 
