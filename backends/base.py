@@ -10,16 +10,21 @@ from __future__ import annotations
 import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from edgerun.errors import BackendError
 
 __all__ = [
     "PAGE_SIZE",
     "Attention",
     "Backend",
     "Batch",
+    "CoarseBackend",
+    "CoarseModel",
     "Forward",
     "KVLayer",
     "KVPool",
@@ -234,9 +239,10 @@ Forward: TypeAlias = Callable[[Ops], Tensor]
 
 
 class KVPool(abc.ABC):
-    """``n_pages`` pages of ``PAGE_SIZE`` tokens; a page id means that page in every layer."""
+    """``n_pages`` pages of ``page_size`` tokens; a page id means that page in every layer."""
 
     n_pages: int
+    page_size: int = PAGE_SIZE
     page_bytes: int  # over all layers
 
     @abc.abstractmethod
@@ -319,3 +325,46 @@ class Backend(abc.ABC):
     def close(self) -> None:
         """Free threads and memory; the backend is unusable afterwards."""
         return
+
+
+@dataclass(frozen=True, eq=False)
+class CoarseModel:
+    """A model file opened by a :class:`CoarseBackend`; ``kv.page_size`` is ``n_ctx``."""
+
+    program: Program
+    kv: KVPool
+    n_ctx: int
+
+
+class CoarseBackend(Backend):
+    """A backend that takes whole files and has no ops. Its pages hold one sequence each."""
+
+    @abc.abstractmethod
+    def open_model(
+        self,
+        paths: Sequence[Path],
+        metadata: Mapping[str, Any],
+        n_ctx: int | None = None,
+        kv_type: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> CoarseModel:
+        """Open the model that lies in ``paths``, in shard order.
+
+        Args:
+            metadata: the file's, for planning.
+            n_ctx: tokens of a sequence; ``None`` = as trained, as far as memory reaches.
+            progress: called with bytes loaded and bytes in all; what it raises ends the load.
+
+        Raises:
+            ModelFileError, UnsupportedModelError: the file cannot be used.
+            OutOfMemoryError: it does not fit.
+        """
+
+    def upload(self, tensor: RawTensor, role: Role) -> Weight:
+        raise BackendError(f"backend {self.name} takes whole files, not single tensors")
+
+    def new_kv(self, layers: Sequence[KVLayer], n_pages: int, kv_type: str | None = None) -> KVPool:
+        raise BackendError(f"backend {self.name} makes its KV cache with the model")
+
+    def prepare(self, forward: Forward, kv: KVPool, n_ctx: int) -> Program:
+        raise BackendError(f"backend {self.name} takes whole files, not forward passes")

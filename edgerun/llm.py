@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeAlias
 
-from edgerun.backends.base import PAGE_SIZE, Backend
+from edgerun.backends.base import Backend
 from edgerun.core import Chunk, Completion, SamplingParams
 from edgerun.delivery import (
     AsyncMailbox,
@@ -25,7 +25,7 @@ from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import whole_drafts
 from edgerun.errors import ClosedError, RequestError
-from edgerun.loading import LoadedModel, find, load, open_backend
+from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
 from edgerun.text.template import ChatTemplate
@@ -52,8 +52,9 @@ class LLM:
     Args:
         model: a catalogue name (pulled if missing), a GGUF file's path, or ``None`` for the
             default model.
-        backend: ``"auto"``, ``"cpu"``, ``"reference"``, or a
-            :class:`~edgerun.backends.base.Backend`, which :meth:`close` then leaves open.
+        backend: ``"auto"``, ``"cpu"``, ``"reference"``, ``"llama_cpp"``, or a
+            :class:`~edgerun.backends.base.Backend`, which :meth:`close` then leaves open. Of
+            files that edgerun does not run itself, ``"auto"`` leaves the work to llama.cpp.
         n_ctx: context in tokens, prompt and answer together; ``None`` = as trained, as far as
             memory reaches.
         threads: ``None`` = physical cores.
@@ -95,18 +96,21 @@ class LLM:
         check_seconds("token_gap", token_gap)
         check_choice(speculation, draft)
         resolved = find(model)
-        opened = open_backend(backend, threads) if isinstance(backend, str) else None
-        used = opened if opened is not None else backend
-        if not isinstance(used, Backend):
+        if isinstance(backend, str):
+            loaded = open_model(resolved.path, backend, threads, n_ctx, kv_type, progress)
+        elif isinstance(backend, Backend):
+            loaded = load(resolved.path, backend, n_ctx, kv_type, progress)
+        else:
             raise RequestError(
-                f"backend must be a name or a Backend, not {used!r}", param="backend"
+                f"backend must be a name or a Backend, not {backend!r}", param="backend"
             )
+        self._model: LoadedModel = loaded
+        used, ours = loaded.backend, isinstance(backend, str)
         try:
-            self._model: LoadedModel = load(resolved.path, used, n_ctx, kv_type, progress)
             self._speculation = open_speculation(self._model, speculation, draft)
         except BaseException:
-            if opened is not None:
-                opened.close()
+            if ours:
+                used.close()
             raise
         self.name: str = resolved.name
         self._templates: dict[bool, ChatTemplate] = {}
@@ -118,10 +122,10 @@ class LLM:
             program = self._speculation.timed(program)
             widths = self._speculation.widths
         engine = Engine(
-            program, kv.n_pages, PAGE_SIZE, limits, copy_page=kv.copy_page, widths=widths
+            program, kv.n_pages, kv.page_size, limits, copy_page=kv.copy_page, widths=widths
         )
         # The worker's thread frees the backend, after its last step: nothing else may.
-        at_end = opened.close if opened is not None else partial(_keep, used)
+        at_end = used.close if ours else partial(_keep, used)
         self._worker = Worker(engine, at_end)
         self._close = weakref.finalize(self, self._worker.close)
 

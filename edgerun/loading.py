@@ -13,24 +13,33 @@ from typing import Any, Generic, TypeVar, cast
 
 from edgerun import arch, catalog
 from edgerun.arch import Architecture, ModelConfig
-from edgerun.backends.base import PAGE_SIZE, Backend, KVPool, Program, RawTensor
+from edgerun.backends.base import (
+    PAGE_SIZE,
+    Backend,
+    CoarseBackend,
+    KVPool,
+    Program,
+    RawTensor,
+)
 from edgerun.errors import (
     BackendUnavailableError,
     NotPulledError,
     RequestError,
+    UnsupportedModelError,
+    printable,
 )
 from edgerun.gguf import GGUFFile
 from edgerun.planning import Fit, Room, fits, plan
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend", "what_fits"]
+__all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend", "open_model", "what_fits"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 #: Names that ``backend=`` takes, best first; "auto" picks the first that works.
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "reference", "llama_cpp")
 
 #: Progress of a load: bytes taken over by the backend, bytes in all.
 Progress = Callable[[int, int], None]
@@ -39,11 +48,11 @@ Progress = Callable[[int, int], None]
 @dataclass(eq=False)
 class LoadedModel:
     """A model bound to a backend, with a KV pool. ``facts`` are the file's metadata, arrays left
-    out."""
+    out; ``config`` is None where a :class:`CoarseBackend` runs the file."""
 
     path: Path
     facts: Mapping[str, Any]
-    config: ModelConfig
+    config: ModelConfig | None
     tokenizer: Tokenizer
     backend: Backend
     kv: KVPool
@@ -102,8 +111,24 @@ def find(
     except NotPulledError:
         spec = catalog.load_catalog().get(str(model))
         if spec is not None and spec.arch:
-            arch.get(spec.arch)
+            _check_runs(spec.arch)
         return catalog.resolve(model, progress=progress)
+
+
+def _check_runs(architecture: str) -> None:
+    try:
+        arch.get(architecture)
+    except UnsupportedModelError as e:
+        from edgerun.backends.llama_cpp_library import installed
+
+        if not installed():
+            raise _with_way_out(e) from None
+
+
+def _with_way_out(error: UnsupportedModelError) -> UnsupportedModelError:
+    from edgerun.backends.llama_cpp_library import INSTALL
+
+    return UnsupportedModelError(f"{error}; {INSTALL} adds llama.cpp, which may run it")
 
 
 def open_backend(name: str, threads: int | None = None) -> Backend:
@@ -130,8 +155,75 @@ def open_backend(name: str, threads: int | None = None) -> Backend:
         from edgerun.backends.reference import ReferenceBackend
 
         return ReferenceBackend()
+    if name == "llama_cpp":
+        from edgerun.backends.llama_cpp import LlamaCppBackend
+
+        return LlamaCppBackend(threads)
     known = ", ".join(("auto", *BACKENDS))
     raise RequestError(f"unknown backend {name!r}; choose one of: {known}", param="backend")
+
+
+class _NotNativeError(UnsupportedModelError):
+    """edgerun's own architectures do not cover the file."""
+
+
+def open_model(
+    path: Path,
+    backend: str,
+    threads: int | None = None,
+    n_ctx: int | None = None,
+    kv_type: str | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """:func:`load` on a backend opened for it, which the caller closes with the model.
+
+    ``auto`` falls back to llama.cpp for architectures edgerun does not run itself, and says so.
+
+    Raises:
+        BackendUnavailableError, RequestError: as :func:`open_backend`.
+        ModelFileError, OutOfMemoryError: as :func:`load`.
+    """
+    opened = open_backend(backend, threads)
+    try:
+        return load(path, opened, n_ctx, kv_type, progress)
+    except BaseException as e:
+        opened.close()
+        if backend != "auto" or not isinstance(e, _NotNativeError):
+            raise
+        reason = e
+    return _fall_back(reason, path, threads, n_ctx, kv_type, progress)
+
+
+def _fall_back(
+    reason: UnsupportedModelError,
+    path: Path,
+    threads: int | None,
+    n_ctx: int | None,
+    kv_type: str | None,
+    progress: Progress | None,
+) -> LoadedModel:
+    from edgerun.backends.llama_cpp_library import installed
+
+    if not installed():
+        raise _with_way_out(reason) from None
+    try:
+        opened = open_backend("llama_cpp", threads)
+    except BackendUnavailableError as e:
+        raise UnsupportedModelError(f"{reason}; the fallback is no help: {e}") from None
+    try:
+        model = load(path, opened, n_ctx, kv_type, progress)
+    except UnsupportedModelError as e:
+        opened.close()
+        raise UnsupportedModelError(f"{reason}; the fallback is no help: {e}") from None
+    except BaseException:
+        opened.close()
+        raise
+    family = model.facts.get("general.architecture")
+    log.warning(
+        "%s (%s) runs on a fallback, llama.cpp through llama-cpp-python %s: %s",
+        printable(path.name), printable(family), opened.describe()["version"], reason,
+    )  # fmt: skip
+    return model
 
 
 def load(
@@ -150,22 +242,49 @@ def load(
     """
     kv_type = kv_type or backend.kv_types[0]
     with GGUFFile.open(path) as file:
-        family = arch.get(file.metadata.get_str("general.architecture"))
-        trained = arch.configure(family, file)
+        if isinstance(backend, CoarseBackend):
+            return _load_whole(path, file, backend, n_ctx, kv_type, progress)
+        try:
+            family = arch.get(file.metadata.get_str("general.architecture"))
+            trained = arch.configure(family, file)
+        except UnsupportedModelError as e:
+            raise _NotNativeError(str(e)) from e
         token_bytes = sum(layer.token_bytes(kv_type) for layer in family.kv_layers(trained))
         room = _room(backend, file)
         planned = plan(room, token_bytes, trained.n_ctx_train, n_ctx, PAGE_SIZE)
         n_ctx = planned.n_ctx
         config = arch.configure(family, file, n_ctx)
-        facts = {k: file.metadata[k] for k, t in file.metadata_types.items() if t.element is None}
         with _Aside(partial(load_tokenizer, file.metadata, config.n_vocab)) as tokenizer:
             weights = _upload(family, config, file, backend, progress, tokenizer.check)
             kv = backend.new_kv(family.kv_layers(config), planned.n_pages, kv_type)
             program = backend.prepare(family.bind(weights, config), kv, n_ctx)
             return LoadedModel(
-                path, facts, config, tokenizer.result(), backend, kv, program, n_ctx, file.size,
-                file.n_params,
+                path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
+                file.size, file.n_params,
             )  # fmt: skip
+
+
+def _facts(file: GGUFFile) -> dict[str, Any]:
+    return {k: file.metadata[k] for k, t in file.metadata_types.items() if t.element is None}
+
+
+def _load_whole(
+    path: Path,
+    file: GGUFFile,
+    backend: CoarseBackend,
+    n_ctx: int | None,
+    kv_type: str,
+    progress: Progress | None,
+) -> LoadedModel:
+    if n_ctx is not None and n_ctx < 1:
+        raise RequestError(f"n_ctx must be at least 1, not {n_ctx}", param="n_ctx")
+    embedding = file.tensors.get("token_embd.weight")
+    tokenizer = load_tokenizer(file.metadata, embedding.shape[0] if embedding else None)
+    opened = backend.open_model(file.paths, file.metadata, n_ctx, kv_type, progress)
+    return LoadedModel(
+        path, _facts(file), None, tokenizer, backend, opened.kv, opened.program, opened.n_ctx,
+        file.size, file.n_params,
+    )  # fmt: skip
 
 
 def _upload(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgerun.backends.base import PAGE_SIZE
 from edgerun.engine.drafting import BestDrafter, DraftModel, NgramDrafter, Speculation, StepCosts
 from edgerun.errors import RequestError, printable
 from edgerun.gguf import GGUFFile
@@ -72,7 +71,7 @@ def _open_draft(model: LoadedModel, draft: str | Path, costs: StepCosts) -> Draf
     return DraftModel(
         loaded.program,
         loaded.kv.n_pages,
-        PAGE_SIZE,
+        loaded.kv.page_size,
         loaded.n_ctx,
         min(model.tokenizer.n_vocab, tokenizer.n_vocab),
         lambda: costs.seconds(1),

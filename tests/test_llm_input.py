@@ -144,6 +144,7 @@ def test_a_model_that_cannot_run_is_not_fetched(
 ) -> None:
     monkeypatch.setenv("EDGERUN_HOME", str(tmp_path))
     monkeypatch.setattr(store, "fetch", lambda *args: pytest.fail("it was fetched"))
+    monkeypatch.setattr("edgerun.backends.llama_cpp_library.installed", lambda: False)
     entries = '[later]\nsource = "hf:a/b/later.gguf"\narch = "mamba9"\n'
     (tmp_path / "models.toml").write_text(entries, "utf-8")
     with pytest.raises(UnsupportedModelError, match="'mamba9' is not supported"):

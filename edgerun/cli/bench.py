@@ -52,8 +52,8 @@ def run(args: argparse.Namespace) -> int:
     if args.ctx is None:
         args.ctx = tokens_needed(args.prompt, args.decode, args.batch)
     with open_llm(args) as llm:
-        program = llm.model.program
-        found = measure(program, args.prompt, args.decode, args.batch, args.rounds, _progress)
+        program, size = llm.model.program, llm.model.kv.page_size
+        found = measure(program, args.prompt, args.decode, args.batch, args.rounds, _progress, size)
         facts = {"model": llm.name, "backend": llm.backend.name, **llm.backend.describe()}
     if args.json:
         print(to_json({**facts, "results": [vars(m) for m in found]}))

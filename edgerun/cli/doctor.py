@@ -18,7 +18,6 @@ __all__ = ["add_parser", "run"]
 _NOT_YET = {
     "cuda": "NVIDIA GPUs are not used; the CPU computes",
     "mlx": "Apple GPUs are not used; the CPU computes",
-    "llama_cpp": "there is no fallback for architectures edgerun does not run itself",
 }
 _ARM, _X86 = ("neon",), ("avx512vnni", "avxvnni", "avx2")
 

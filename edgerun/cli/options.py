@@ -43,7 +43,9 @@ def add_model_options(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file"
     )
-    g.add_argument("--backend", default="auto", help="auto, cpu or reference (default: auto)")
+    g.add_argument(
+        "--backend", default="auto", help="auto, cpu, reference or llama_cpp (default: auto)"
+    )
     g.add_argument("--ctx", type=int, metavar="N", help="context in tokens (default: as trained)")
     g.add_argument(
         "--threads", type=int, metavar="N", help="threads of cpu (default: physical cores)"

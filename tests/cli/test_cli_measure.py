@@ -123,7 +123,7 @@ def test_doctor(cli: CLI) -> None:
     assert (r.status, r.err) == (0, "")
     facts = json.loads(r.out)
     found = {b["name"]: b for b in facts["backends"]}
-    assert tuple(found) == (*BACKENDS, "cuda", "mlx", "llama_cpp")
+    assert tuple(found) == (*BACKENDS, "cuda", "mlx")
     isas = found["cpu"]["facts"]["isas"].split()
     assert not set(isas) & set(found["cpu"]["isas_not_used"])
     assert {*isas, *found["cpu"]["isas_not_used"]} >= {"avx512vnni", "avx2", "neon"}
@@ -137,7 +137,7 @@ def test_doctor(cli: CLI) -> None:
     assert f"isa {found['cpu']['facts']['isa']}" in plain.out
 
 
-@pytest.mark.parametrize("name", ["cuda", "mlx", "llama_cpp"])
+@pytest.mark.parametrize("name", ["cuda", "mlx"])
 def test_doctor_names_backends_that_are_not_there_yet(cli: CLI, name: str) -> None:
     found = {b["name"]: b for b in json.loads(cli("doctor", "--json").out)["backends"]}
     assert found[name]["available"] is False
