@@ -51,6 +51,7 @@ class LoadedModel:
     n_ctx: int
     size: int  # bytes of the file(s)
     n_params: int
+    kv_type: str
 
 
 class _Aside(Generic[T]):
@@ -164,7 +165,7 @@ def load(
             program = backend.prepare(family.bind(weights, config), kv, n_ctx)
             return LoadedModel(
                 path, facts, config, tokenizer.result(), backend, kv, program, n_ctx, file.size,
-                file.n_params,
+                file.n_params, kv_type,
             )  # fmt: skip
 
 
