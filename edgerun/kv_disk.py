@@ -28,7 +28,7 @@ VARIABLE = "EDGERUN_KV_DISK"
 
 _AUTO = 2 << 30  # bytes, at most
 _AUTO_SHARE = 0.1  # of the disk's free space, at most
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
 _HEAD = 4 << 20  # bytes of a model file that are hashed as they are: its metadata, or most of it
 _SAMPLES = 512  # of the rest
 _SAMPLE = 4096  # bytes each
