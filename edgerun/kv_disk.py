@@ -42,11 +42,12 @@ def folder() -> Path:
     return data_dir() / "kv"
 
 
-def parse_limit(choice: int | str) -> int | None:
+def parse_limit(choice: int | str, name: str = "kv_disk") -> int | None:
     """Bytes that ``choice`` allows; None for ``auto``, which :func:`open_disk` decides.
 
     Args:
         choice: bytes, a number with K, M, G or T (of 1024), ``off`` or ``auto``.
+        name: what it is called in an error.
 
     Raises:
         RequestError: it is none of these.
@@ -59,7 +60,7 @@ def parse_limit(choice: int | str) -> int | None:
     m = _SIZE.fullmatch(text)
     if m is None or isinstance(choice, bool):
         raise RequestError(
-            f"kv_disk must be a size such as 2G, or off, not {printable(repr(choice), 40)}",
+            f"{name} must be a size such as 2G, or off, not {printable(repr(choice), 40)}",
             param="kv_disk",
         )
     return int(float(m[1]) * 1024 ** " kmgt".index(m[2] or " "))
@@ -76,7 +77,7 @@ def open_disk(model: LoadedModel, choice: int | str) -> DiskTier | None:
     """
     limit = parse_limit(choice)
     if limit is None:
-        limit = parse_limit(os.environ.get(VARIABLE) or "auto")
+        limit = parse_limit(os.environ.get(VARIABLE) or "auto", VARIABLE)
     if limit == 0:
         return None
     kv = model.kv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import gguf_build as gb
-from helpers.cli import environment
+from helpers.cli import CLI, environment
 
 from edgerun import LLM, Completion, SamplingParams
 from edgerun.errors import RequestError
@@ -32,6 +33,11 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("EDGERUN_HOME", str(tmp_path / "home"))
     return tmp_path / "home"
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CLI:
+    return CLI(capsys, monkeypatch)
 
 
 def ask(path: Path, **options: Any) -> Completion:
@@ -90,6 +96,26 @@ def test_off_writes_nothing(path: Path, home: Path, monkeypatch: pytest.MonkeyPa
     ask(path, kv_disk="auto")
     assert cached(ask(path, kv_disk="auto")) == FULL
     assert folder().is_relative_to(home)
+
+
+def test_the_command_line(path: Path, home: Path, cli: CLI) -> None:
+    words = ("run", "--raw", "-m", path, "--backend", "cpu", "-n", "1", "ab " * 400)
+    assert cli(*words).status == 0  # the tests' environment says off
+    assert cli(*words, "--kv-disk", "off").status == 0
+    assert not home.exists()
+    assert cli(*words, "--kv-disk", "64M").status == 0
+    assert list(folder().glob("*/*.kv"))
+    usage = json.loads(cli(*words, "--kv-disk", "64M", "--json").out)["usage"]
+    assert usage["cached_tokens"] > usage["prompt_tokens"] - 34
+    bad = cli(*words, "--kv-disk", "much")
+    assert bad.status != 0
+    assert "kv_disk must be a size such as 2G, or off, not 'much'" in bad.err
+
+
+def test_the_variable_is_named_if_it_is_wrong(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGERUN_KV_DISK", "much")
+    with pytest.raises(RequestError, match="EDGERUN_KV_DISK must be a size"):
+        LLM(path, backend="cpu")
 
 
 def test_the_bound_holds(path: Path) -> None:

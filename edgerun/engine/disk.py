@@ -96,7 +96,7 @@ class DiskTier:
         self._arrived = threading.Event()
         self._restores: dict[Sequence, _Restore] = {}
         self._asked: WeakSet[Sequence] = WeakSet()
-        self._writes: deque[tuple[Node, int]] = deque()
+        self._writes: deque[tuple[Node, int, int]] = deque()
         self._drops: deque[set[bytes]] = deque()
         self._busy = False
         self._rest_until = 0.0
@@ -186,7 +186,7 @@ class DiskTier:
                 # The start of a text counts as used last: it goes last, since all needs it.
                 now = time.time_ns()
                 room = _QUEUE - len(self._writes)
-                jobs = [(n, now - 1000 * i) for i, n in enumerate(reversed(chain))]
+                jobs = [(n, now - 1000 * i, self._era) for i, n in enumerate(reversed(chain))]
                 self._writes += jobs[: max(0, room)]
             self._lock.notify()
 
@@ -284,6 +284,7 @@ class DiskTier:
             self._drops.clear()
             for r in self._restores.values():
                 r.done = True
+            self._lock.notify()
         self._arrived.set()
 
     def _next(self) -> Callable[[], None] | None:
@@ -326,25 +327,24 @@ class DiskTier:
         assert self._folder is not None
         self._folder.drop_behind(digests)
 
-    def _write(self, node: Node, stamp: int) -> None:
+    def _write(self, node: Node, stamp: int, era: int) -> None:
         folder, parent = self._folder, node.parent
         assert folder is not None
         assert parent is not None
         began = time.perf_counter()
         if node.digest in folder:
             folder.touch(node.digest, stamp)
-        elif (page := self._copy(node)) is not None and folder.write(
-            parent.digest, node.digest, node.tokens, page, stamp
-        ):
-            self.n_written += 1
+        elif not parent.digest or parent.digest in folder:  # else nobody could get to it
+            page = self._copy(node, era)
+            if page is not None:
+                self.n_written += folder.write(parent.digest, node.digest, node.tokens, page, stamp)
         now = time.perf_counter()
         self._rest_until = now + _REST * (now - began)
 
-    def _copy(self, node: Node) -> bytes | None:
+    def _copy(self, node: Node, era: int) -> bytes | None:
         """The content of a node's page; None if it is gone."""
         with self._copying:
-            era = self._era
-            if self._off or not node.alive:
+            if self._off or not node.alive or era != self._era:
                 return None
             page = self._export(node.page)
             return page if node.alive and era == self._era else None

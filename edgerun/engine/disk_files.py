@@ -35,6 +35,7 @@ _FILE = re.compile(r"[0-9a-f]{32}\.kv")
 _PART = re.compile(r"[0-9a-f]{32}\.\d+\.part")
 _STALE = 3600.0  # seconds after which nobody goes on with a file that was not finished
 _SPARE = 0.05  # of the limit, emptied at once, so that not every page needs a look at all files
+_RENEW = 3600.0  # seconds in which all of the limit may be written anew: disks wear out
 _LOOK = 64  # pages written after which others' files are looked at again
 
 
@@ -73,6 +74,7 @@ class PageFolder:
         os.chmod(root, 0o700)  # what was said in a conversation can be read from its pages
         self._total = sum(e.size for e in self._entries())
         self._written = 0
+        self._allowed, self._since = float(limit), time.monotonic()
         self._room(0, time.time_ns())
 
     def __contains__(self, digest: bytes) -> bool:
@@ -104,7 +106,8 @@ class PageFolder:
     def write(
         self, parent: bytes, digest: bytes, tokens: Sequence[int], page: bytes, stamp: int
     ) -> bool:
-        """Keep a page; False if there is no room for it among pages used later than ``stamp``.
+        """Keep a page; False if there is no room for it among pages used later than ``stamp``, or
+        much was written lately.
 
         Args:
             stamp: nanoseconds since 1970 that the page counts as used at.
@@ -112,7 +115,10 @@ class PageFolder:
         Raises:
             OSError: it cannot be written.
         """
-        if not self._room(self._size, stamp):
+        now = time.monotonic()
+        self._allowed += (now - self._since) * self._limit / _RENEW
+        self._allowed, self._since = min(self._allowed, self._limit), now
+        if self._allowed < self._size or not self._room(self._size, stamp):
             return False
         head, ids = self._head(parent, digest, tokens), _ids(tokens)
         path = self._path(digest)
@@ -124,11 +130,14 @@ class PageFolder:
                 _write(f, page)
             os.utime(part, ns=(stamp, stamp))
             os.replace(part, path)
-        except BaseException:
+        except BaseException as e:
             with contextlib.suppress(OSError):
                 os.unlink(part)
+            if isinstance(e, PermissionError) and os.path.exists(path):
+                return True  # Windows: another process has written it, and someone reads it
             raise
         self._total += self._size
+        self._allowed -= self._size
         self._written += 1
         return True
 

@@ -16,7 +16,7 @@ import pytest
 from helpers import fake_program as fp
 
 from edgerun.core import FinishReason
-from edgerun.engine import Engine, Limits
+from edgerun.engine import Engine, Limits, disk_files
 from edgerun.engine.disk import DiskTier
 from edgerun.engine.disk_files import PageFolder
 from edgerun.engine.prefix import digest
@@ -37,6 +37,12 @@ def folder(root: Path, limit: int = 1 << 20, key: bytes = KEY) -> PageFolder:
 
 def files(root: Path) -> list[Path]:
     return sorted(root.glob("*/*.kv"), key=lambda p: p.stat().st_mtime_ns)
+
+
+@pytest.fixture(autouse=True)
+def tireless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests write more in a second than a disk should bear for long."""
+    monkeypatch.setattr(disk_files, "_RENEW", 1e-6)
 
 
 # -- files ---------------------------------------------------------------------------------------
@@ -135,6 +141,23 @@ def test_the_bound_holds_while_another_writes(tmp_path: Path) -> None:
         ids = (i, 0, 0, 0)
         two[i % 2].write(b"", digest(b"", ids), ids, DATA, 1000 + i)
     assert 60 <= len(files(tmp_path)) <= 100 + 64
+
+
+def test_a_disk_is_not_worn_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk_files, "_RENEW", 3600.0)
+    mine = folder(tmp_path, limit=10 * FILE)
+
+    def write(n: int, first: int) -> int:
+        ids = [(i, 0, 0, 0) for i in range(first, first + n)]
+        stamp = time.time_ns()
+        return sum(mine.write(b"", digest(b"", i), i, DATA, stamp + i[0]) for i in ids)
+
+    assert write(40, 0) == 10
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1800.0)
+    assert write(40, 100) == 5
+    monkeypatch.setattr(time, "monotonic", lambda: now + 1e6)
+    assert write(40, 200) == 10
 
 
 def test_leavings_of_a_crash_go_and_what_is_not_ours_stays(tmp_path: Path) -> None:
@@ -251,6 +274,37 @@ def test_a_text_that_went_from_memory_comes_back(rig: Rig) -> None:
     other = LONG[::-1]
     same(run(e, other), other)
     assert same(run(e, LONG), LONG) == 80
+
+
+def check_files(root: Path) -> None:
+    """A page of the fake program holds its own tokens."""
+    for path in files(root):
+        raw = path.read_bytes()
+        ids = np.frombuffer(raw, "<i4", SIZE, FILE - BYTES - 4 * SIZE)
+        assert np.frombuffer(raw, np.int64, SIZE, FILE - BYTES).tolist() == ids.tolist()
+
+
+def test_a_page_given_away_while_it_is_copied_is_not_written(rig: Rig) -> None:
+    e = rig(n_pages=26)
+    copying, go = threading.Event(), threading.Event()
+    export = e.disk._export
+
+    def slow(page: int) -> bytes:
+        copying.set()
+        go.wait(20)
+        return export(page)
+
+    e.disk._export = slow
+    run(e, LONG)
+    copying.wait(20)
+    other = LONG[::-1]
+    run(e, other)  # takes the page that is being copied, among others
+    go.set()
+    e.disk.close()
+    assert e.disk.n_written > 0
+    check_files(rig.root)
+    assert same(run(rig(), LONG), LONG) == 0
+    assert same(run(rig(), other), other) == 80
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -431,7 +485,7 @@ def test_random_requests_with_one_folder_and_starving_pools(rig: Rig) -> None:
     rng = np.random.default_rng(4)
     starts = [rng.integers(1, 61, 60).tolist() for _ in range(4)]
     restored = 0
-    for round_ in range(25):
+    for _ in range(25):
         limits = Limits(max_rows=4, budget=int(rng.integers(3, 40)))
         e = rig(n_pages=int(rng.integers(20, 48)), limit=int(rng.integers(10, 90)) * FILE,
                 limits=limits)  # fmt: skip
@@ -451,8 +505,24 @@ def test_random_requests_with_one_folder_and_starving_pools(rig: Rig) -> None:
                 same(fp.sink_of(s), ids, 8)
         restored += e.disk.n_restored
         e.disk.close()
-        assert round_ < 2 or files(rig.root)
+        check_files(rig.root)
     assert restored > 50
+
+
+def test_nothing_is_written_behind_a_page_that_is_not_there(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, n = PageFolder.write, []
+
+    def refuse_one(self: PageFolder, *args: object) -> bool:
+        n.append(1)
+        return len(n) != 4 and write(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(PageFolder, "write", refuse_one)
+    run(rig(), LONG)
+    rig.close()
+    assert len(files(rig.root)) == 3
+    assert same(run(rig(), LONG), LONG) == 12
 
 
 def test_two_engines_share_a_folder(rig: Rig) -> None:
