@@ -285,7 +285,7 @@ def check_files(root: Path) -> None:
 
 
 def test_a_page_given_away_while_it_is_copied_is_not_written(rig: Rig) -> None:
-    e = rig(n_pages=26)
+    e = rig(n_pages=23)
     copying, go = threading.Event(), threading.Event()
     export = e.disk._export
 
