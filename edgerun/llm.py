@@ -77,8 +77,8 @@ class LLM:
         ModelFileError: the file cannot be used.
         BackendError: the backend cannot be used, or memory does not suffice.
         RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, ``token_gap`` not
-            above 0, ``backend`` or ``speculation`` unknown, ``draft`` has other tokens, or ``kv_disk``
-            is no size.
+            above 0, ``backend`` or ``speculation`` unknown, ``draft`` has other tokens, or
+            ``kv_disk`` is no size.
     """
 
     def __init__(
