@@ -322,6 +322,11 @@ class Backend(abc.ABC):
     def describe(self) -> Mapping[str, Any]:
         """Facts for ``edgerun doctor`` and the startup line: ISA, threads, device."""
 
+    def numerics(self) -> str:
+        """Whatever K and V of the same tokens have the same bits for, beside the model and the
+        KV type: pages are stored under it."""
+        return self.name
+
     def close(self) -> None:
         """Free threads and memory; the backend is unusable afterwards."""
         return

@@ -28,6 +28,7 @@ from edgerun.errors import (
     OutOfMemoryError,
     UnsupportedModelError,
 )
+from edgerun.native import lib_path
 
 __all__ = ["CPUBackend", "default_threads"]
 
@@ -75,6 +76,10 @@ class CPUBackend(base.Backend):
 
     def describe(self) -> Mapping[str, Any]:
         return {"isa": self.isa, "threads": self.threads}
+
+    def numerics(self) -> str:
+        built = lib_path().stat()  # a library built anew may round otherwise
+        return f"cpu {self.isa} {abi.ABI_VERSION} {built.st_size} {built.st_mtime_ns}"
 
     def upload(self, tensor: base.RawTensor, role: base.Role) -> MatrixHandle | VectorHandle:
         return self.upload_all({"": (tensor, role)})[""]

@@ -37,7 +37,7 @@ class Edgerun:
         from edgerun import LLM
 
         imported = time.perf_counter()
-        self._llm = LLM(path, n_ctx=n_ctx, threads=threads, kv_type=kv)
+        self._llm = LLM(path, n_ctx=n_ctx, threads=threads, kv_type=kv, kv_disk="off")
         self.facts = {"load_s": time.perf_counter() - imported, "import_s": imported - start}
         self.facts |= self._llm.backend.describe()
         from edgerun import bench

@@ -226,7 +226,7 @@ def run_models(args: argparse.Namespace) -> list[Result]:
     )
     results = []
     for model in args.model:
-        options: dict[str, Any] = {"threads": args.threads, "n_ctx": 2048}
+        options: dict[str, Any] = {"threads": args.threads, "n_ctx": 2048, "kv_disk": "off"}
         with (
             LLM(model, speculation="off", **options) as off,
             LLM(model, speculation="ngram", draft=args.draft, **options) as on,

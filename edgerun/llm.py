@@ -25,6 +25,7 @@ from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import whole_drafts
 from edgerun.errors import ClosedError, RequestError
+from edgerun.kv_disk import open_disk, parse_limit
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
@@ -67,6 +68,10 @@ class LLM:
             itself; it changes the speed, never the text. ``"auto"`` = that, on backends where it
             holds bit for bit (cpu); ``"off"``.
         draft: a second, much smaller model with the same tokens (as ``model``) that drafts too.
+        kv_disk: most bytes on disk for K and V of long texts, which need not be computed again
+            after a restart then: a number, ``"2G"``, ``"off"``, or ``"auto"`` =
+            ``$EDGERUN_KV_DISK``, else 2 GiB or a tenth of the free disk. Texts can be read back
+            from it, so it is for the application to choose. See :mod:`.kv_disk`.
         progress: called with bytes loaded and bytes in all.
 
     Raises:
@@ -74,7 +79,8 @@ class LLM:
         ModelFileError: the file cannot be used.
         BackendError: the backend cannot be used, or memory does not suffice.
         RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, ``token_gap`` not
-            above 0, ``backend`` or ``speculation`` unknown, or ``draft`` has other tokens.
+            above 0, ``backend`` or ``speculation`` unknown, ``draft`` has other tokens, or
+            ``kv_disk`` is no size.
     """
 
     def __init__(
@@ -89,12 +95,14 @@ class LLM:
         token_gap: float = 0.1,
         speculation: str = "auto",
         draft: str | Path | None = None,
+        kv_disk: int | str = "off",
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         for key, number in (("n_ctx", n_ctx), ("threads", threads), ("max_batch", max_batch)):
             check_count(key, number)
         check_seconds("token_gap", token_gap)
         check_choice(speculation, draft)
+        parse_limit(kv_disk)
         resolved = find(model)
         if isinstance(backend, str):
             loaded = open_model(resolved.path, backend, threads, n_ctx, kv_type, progress)
@@ -108,6 +116,7 @@ class LLM:
         used, ours = loaded.backend, isinstance(backend, str)
         try:
             self._speculation = open_speculation(self._model, speculation, draft)
+            disk = open_disk(self._model, kv_disk)
         except BaseException:
             if ours:
                 used.close()
@@ -122,11 +131,19 @@ class LLM:
             program = self._speculation.timed(program)
             widths = self._speculation.widths
         engine = Engine(
-            program, kv.n_pages, kv.page_size, limits, copy_page=kv.copy_page, widths=widths
+            program,
+            kv.n_pages,
+            kv.page_size,
+            limits,
+            copy_page=kv.copy_page,
+            widths=widths,
+            disk=disk,
         )
         # The worker's thread frees the backend, after its last step: nothing else may.
         at_end = used.close if ours else partial(_keep, used)
-        self._worker = Worker(engine, at_end)
+        self._worker = Worker(
+            engine, at_end if disk is None else partial(_both, disk.close, at_end)
+        )
         self._close = weakref.finalize(self, self._worker.close)
 
     # -- facts --------------------------------------------------------------------------------
@@ -362,6 +379,13 @@ async def _acollect(chunks: AsyncGenerator[Chunk, None], params: SamplingParams)
             if (done := collector.add(chunk)) is not None:
                 return done
     raise ClosedError("the stream ended without a last chunk")
+
+
+def _both(first: Callable[[], None], then: Callable[[], None]) -> None:
+    try:
+        first()
+    finally:
+        then()
 
 
 def _keep(backend: Backend) -> None:

@@ -60,6 +60,7 @@ class LoadedModel:
     n_ctx: int
     size: int  # bytes of the file(s)
     n_params: int
+    kv_type: str
 
 
 class _Aside(Generic[T]):
@@ -260,7 +261,7 @@ def load(
             program = backend.prepare(family.bind(weights, config), kv, n_ctx)
             return LoadedModel(
                 path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
-                file.size, file.n_params,
+                file.size, file.n_params, kv_type,
             )  # fmt: skip
 
 
@@ -283,7 +284,7 @@ def _load_whole(
     opened = backend.open_model(file.paths, file.metadata, n_ctx, kv_type, progress)
     return LoadedModel(
         path, _facts(file), None, tokenizer, backend, opened.kv, opened.program, opened.n_ctx,
-        file.size, file.n_params,
+        file.size, file.n_params, kv_type,
     )  # fmt: skip
 
 

@@ -30,7 +30,9 @@ ALLOWED: dict[str, set[str]] = {
     "server": LEAVES | LOW | {"llm"},
     "__main__": {"cli"},
 }
-PART_OF_LLM = {"loading", "delivery", "requests", "planning", "speculating", "perplexity", "bench"}
+PART_OF_LLM = {
+    "bench", "delivery", "kv_disk", "loading", "perplexity", "planning", "requests", "speculating",
+}  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 450, 80
 

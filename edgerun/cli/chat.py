@@ -7,6 +7,7 @@ from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Any
 
 from edgerun.cli.options import (
+    add_disk_option,
     add_model_options,
     add_sampling_options,
     add_speculation_options,
@@ -51,6 +52,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_model_options(p)
     add_sampling_options(p)
     add_speculation_options(p)
+    add_disk_option(p)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from edgerun.llm import LLM
 
 __all__ = [
+    "add_disk_option",
     "add_model_options",
     "add_sampling_options",
     "add_speculation_options",
@@ -64,6 +65,15 @@ def add_speculation_options(p: argparse.ArgumentParser) -> None:
         "--speculation", metavar="KIND", help="auto, off or ngram, which copies what repeats"
     )
     g.add_argument("--draft", metavar="MODEL|FILE", help="a small model of the same family")
+
+
+def add_disk_option(p: argparse.ArgumentParser) -> None:
+    p.add_argument(
+        "--kv-disk",
+        metavar="SIZE|off",
+        help="disk for long prompts that need not be read again after a restart (default: 2G, at "
+        "most a tenth of what is free)",
+    )
 
 
 def add_sampling_options(p: argparse.ArgumentParser) -> None:
@@ -136,6 +146,7 @@ def open_llm(args: argparse.Namespace, *, chat: bool = False) -> LLM:
             find(args.draft, progress=pulling)
     # Commands that do not generate have no such options.
     options = {k: v for k in ("speculation", "draft") if (v := getattr(args, k, None)) is not None}
+    kv_disk = getattr(args, "kv_disk", "off")
     with load_progress() as loading:
         llm = LLM(
             model.path,
@@ -143,6 +154,7 @@ def open_llm(args: argparse.Namespace, *, chat: bool = False) -> LLM:
             n_ctx=args.ctx,
             threads=args.threads,
             kv_type=args.kv,
+            kv_disk="auto" if kv_disk is None else kv_disk,
             progress=loading,
             **options,
         )

@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgerun.cli.options import (
+    add_disk_option,
     add_model_options,
     add_sampling_options,
     add_speculation_options,
@@ -54,6 +55,7 @@ def add_parser(subparsers: Subparsers) -> None:
     add_model_options(p)
     add_sampling_options(p)
     add_speculation_options(p)
+    add_disk_option(p)
 
 
 def run(args: argparse.Namespace) -> int:

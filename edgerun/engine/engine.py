@@ -11,6 +11,7 @@ from edgerun.backends.base import Batch, Program
 from edgerun.core import FinishReason
 from edgerun.engine.admission import Pager
 from edgerun.engine.budget import StepCost
+from edgerun.engine.disk import DiskTier
 from edgerun.engine.draft_source import Widths, whole_drafts
 from edgerun.engine.metrics import Counters, Metrics
 from edgerun.engine.pages import Match, PagePool
@@ -38,6 +39,7 @@ class Engine:
         limits: bounds of a step.
         copy_page: copies a page of that pool, ``(source, destination)``.
         widths: how many draft tokens each row verifies, for sequences that have a drafter.
+        disk: where pages of ended sequences go, and come back from.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class Engine:
         *,
         copy_page: Callable[[int, int], None],
         widths: Widths = whole_drafts,
+        disk: DiskTier | None = None,
     ) -> None:
         self.program = program
         self.pager = Pager(PagePool(n_pages, page_size), copy_page)
         self.limits = limits or Limits()
         self.widths = widths
+        self.disk = disk
         self.sequences: list[Sequence] = []  # the foremost first
         self.cost = StepCost()
         self.counters = Counters()
@@ -87,6 +91,8 @@ class Engine:
         self._drop_cancelled()
         rows = self._schedule(start)
         if not rows:
+            if self.disk is not None:
+                self.disk.wait()
             return
         add_drafts(rows, self.limits.max_draft, self.widths, self.pager.reserve)
         greedy = any(r.wants and r.sequence.sampler.greedy_fast for r in rows)
@@ -115,6 +121,8 @@ class Engine:
         """After a bug, whose traces nobody knows: fail every sequence and forget every page."""
         failed, self.sequences = self.sequences, []
         self.pager.pool = PagePool(self.pool.n_pages, self.pool.page_size)
+        if self.disk is not None:
+            self.disk.reset()
         for s in failed:
             self._count(FinishReason.ERROR)
             self._tell(s, error)
@@ -149,6 +157,8 @@ class Engine:
 
     def _schedule(self, now: float) -> list[Row]:
         """The rows of the next step, with pages for their pending tokens."""
+        if self.disk is not None:
+            self.disk.turn(self.pool, len(self.sequences), self.cost.seconds)
         pool, rows_most = self.pool, self.limits.max_rows
         asking = self._asking()
         # New pages of a step: those its tokens fill, and at either end of a row one more.
@@ -193,6 +203,9 @@ class Engine:
                 match = self.pager.match(s)
                 at = len(match.nodes)
                 if at < len(s.digests) and s.digests[at] in coming:
+                    continue
+                if self.disk is not None and self.disk.awaits(s, match, self.pool):
+                    coming.update(s.digests[at:])
                     continue
                 looks -= 1
             found.append((s, match))
@@ -304,8 +317,10 @@ class Engine:
             log.exception("a request's sink failed while it was told of %r", error)
 
     def _remove(self, s: Sequence, keep: bool = True) -> None:
-        self.pager.release(s, keep)
         self.sequences.remove(s)
+        if self.disk is not None:
+            self.disk.ended(s, keep, len(self.sequences))
+        self.pager.release(s, keep)
         if s.leads:  # its prompt is not computed: the first follower leads on
             followers = [x for x in self.sequences if x.leader is s]
             for x in followers:
