@@ -38,7 +38,7 @@ def gguf_rows(t: T, n: int, k: int, rng: np.random.Generator) -> NDArray[np.uint
 
 def int8_activations(x: NDArray[np.float32]) -> NDArray[np.float64]:
     """What a linear kernel sees of ``x`` [m, k], as float64: int8 in blocks of 32, a second digit
-    for blocks whose squared maximum is above twice the row's mean (act_q8.h)."""
+    for blocks whose squared maximum is above three times the row's mean (act_q8.h)."""
     v = x.reshape(x.shape[0], -1, 32)
     amax = np.abs(v).max(-1, keepdims=True)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -46,7 +46,7 @@ def int8_activations(x: NDArray[np.float32]) -> NDArray[np.float64]:
         d = amax / np.float32(127)
         rest = v - d * first
         second = np.where(amax > 0, np.rint(rest * (np.float32(254) / d)), 0)
-    towers = amax**2 > 2 * (amax**2).mean(1, keepdims=True)
+    towers = amax**2 > 3 * (amax**2).mean(1, keepdims=True)
     fine = np.where(towers, second.astype(np.float64) * (d / np.float32(254)).astype(np.float64), 0)
     seen: NDArray[np.float64] = first.astype(np.float64) * d.astype(np.float64) + fine
     return seen.reshape(x.shape)
