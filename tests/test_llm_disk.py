@@ -88,6 +88,8 @@ def test_a_longer_conversation_goes_on_behind_what_is_there(path: Path) -> None:
 
 
 def test_off_writes_nothing(path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with LLM(path, backend="cpu", threads=1) as llm:  # an application chooses for its users
+        llm.generate(PROMPT, PARAMS)
     ask(path, kv_disk="off")
     monkeypatch.setenv("EDGERUN_KV_DISK", "off")
     ask(path, kv_disk="auto")
@@ -115,7 +117,7 @@ def test_the_command_line(path: Path, home: Path, cli: CLI) -> None:
 def test_the_variable_is_named_if_it_is_wrong(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGERUN_KV_DISK", "much")
     with pytest.raises(RequestError, match="EDGERUN_KV_DISK must be a size"):
-        LLM(path, backend="cpu")
+        LLM(path, backend="cpu", kv_disk="auto")
 
 
 def test_the_bound_holds(path: Path) -> None:
