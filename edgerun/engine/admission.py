@@ -84,26 +84,29 @@ class Pager:
                 raise AssertionError(f"page {page} was to be had beside {source}")
         s.pages.append(page)
 
-    def grow(self, s: Sequence, n: int) -> None:
-        """Pages for ``n`` more tokens, the first of them writable."""
+    def grow(self, s: Sequence, n: int) -> bool:
+        """Pages for ``n`` more tokens, the first of them writable; False if they cannot be had."""
         pool = self.pool
         at = s.n_past // pool.page_size
-        if at < len(s.pages) and pool.users(s.pages[at]) > 1:
+        copies = at < len(s.pages) and pool.users(s.pages[at]) > 1
+        need = pool.pages_for(s.n_past + n) - len(s.pages)
+        if copies + max(need, 0) > pool.n_free:
+            return False
+        if copies:
             page = pool.allocate(1)[0]
             self._copy_page(s.pages[at], page)
             pool.release([s.pages[at]])
             s.pages[at] = page
-        need = pool.pages_for(s.n_past + n) - len(s.pages)
         if need > 0:
             s.pages += pool.allocate(need)
+        return True
 
     def reserve(self, s: Sequence, n: int) -> int:
         """Pages for a draft of ``n`` tokens behind the pending one, or as many as can be had."""
         size = self.pool.page_size
         held = (len(s.pages) + self.pool.n_free) * size - s.n_past - 1
         n = min(n, held)
-        self.grow(s, 1 + n)
-        return n
+        return n if self.grow(s, 1 + n) else 0
 
     def note(self, s: Sequence) -> None:
         """Let the prefix index know the pages that are full of computed tokens."""

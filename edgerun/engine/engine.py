@@ -178,10 +178,11 @@ class Engine:
         self.pager.enter(new)
         rows = []
         for s, _, n in taken:
-            self.pager.grow(s, n)
-            s.started = s.started or now
-            rows.append(Row(s, n))
-        if not rows and not p.preempt and asking:
+            # What one gives up may be what another enters with: then the plan counted it twice.
+            if self.pager.grow(s, n):
+                s.started = s.started or now
+                rows.append(Row(s, n))
+        if not taken and not p.preempt and asking:
             self._give_up(asking[0][0])
         return rows
 

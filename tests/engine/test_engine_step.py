@@ -70,6 +70,13 @@ ASKS = st.builds(
 @example(  # a pool of one context, and everything at once
     [Ask(0, [i] * 10, 38, 0.0, None) for i in range(1, 6)], Limits(4, 16, 8), 4, 0
 )
+@example(  # the last enters with pages that a sequence has to give up in the same step
+    [Ask(at, [7] * 40, 0, 0.0, None) for at in (0, 0, 23)]
+    + [Ask(0, [0] * n, most, 0.0, None) for n, most in ((1, 0), (2, 30), (1, 30))],
+    Limits(2, 3, 1),
+    1,
+    0,
+)
 @settings(max_examples=60, deadline=None)
 def test_any_load_gives_each_request_what_it_gets_alone(
     asks: list[Ask], limits: Limits, page_size: int, spare: int
