@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from edgerun.engine.draft_source import Draft, Widths
+from edgerun.engine.draft_source import Draft, Drafter, Widths
 from edgerun.engine.sequence import Sequence as EngineSequence
 
 __all__ = ["Row", "add_drafts", "feed"]
@@ -75,8 +75,7 @@ def _draft(s: EngineSequence, most: int) -> Draft:
             d = d._replace(tokens=d.tokens[:limit], probs=d.probs[:limit])
         return d
     except Exception:
-        log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
-        s.drafter = None
+        _give_up_drafting(s, s.drafter)
         return _NOTHING
 
 
@@ -87,5 +86,9 @@ def feed(s: EngineSequence, ids: Sequence[int]) -> None:
     try:
         s.drafter.extend(ids)
     except Exception:
-        log.exception("the %s drafter failed; its sequence goes on without", s.drafter.name)
-        s.drafter = None
+        _give_up_drafting(s, s.drafter)
+
+
+def _give_up_drafting(s: EngineSequence, drafter: Drafter) -> None:
+    log.exception("the %s drafter failed; its sequence goes on without", drafter.name)
+    s.drafter = None

@@ -3,12 +3,6 @@
 #include "float_ops.h"
 #include "vmath.h"
 
-#if defined(__clang__)
-#define ER_UNROLL _Pragma("unroll")
-#else
-#define ER_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 namespace er {
 namespace ER_ISA {
 

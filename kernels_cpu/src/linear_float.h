@@ -9,12 +9,6 @@
 #include "kernels.h"
 #include "vec16.h"
 
-#if defined(__clang__)
-#define ER_UNROLL _Pragma("unroll")
-#else
-#define ER_UNROLL _Pragma("GCC unroll 16")
-#endif
-
 namespace er {
 namespace ER_ISA {
 namespace flt {

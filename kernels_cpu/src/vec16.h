@@ -12,6 +12,12 @@
 
 #define ER_INL static inline __attribute__((always_inline))
 
+#if defined(__clang__)
+#define ER_UNROLL _Pragma("unroll")
+#else
+#define ER_UNROLL _Pragma("GCC unroll 16")
+#endif
+
 namespace er {
 namespace ER_ISA {
 
