@@ -14,6 +14,9 @@ if (_root / "pyproject.toml").is_file() and (_root / "backends").is_dir():
 
 _API = {
     "LLM": "edgerun.llm",
+    "ChatOptions": "edgerun.chat",
+    "ToolCall": "edgerun.chat",
+    "ToolCallDelta": "edgerun.chat",
     "Chunk": "edgerun.core",
     "Completion": "edgerun.core",
     "FinishReason": "edgerun.core",
@@ -26,12 +29,15 @@ _API = {
 
 __all__ = [
     "LLM",
+    "ChatOptions",
     "Chunk",
     "Completion",
     "FinishReason",
     "SamplingParams",
     "Timings",
     "TokenLogprob",
+    "ToolCall",
+    "ToolCallDelta",
     "Usage",
     "__version__",
     "errors",
@@ -39,6 +45,7 @@ __all__ = [
 
 if _TYPE_CHECKING:
     from edgerun import errors
+    from edgerun.chat import ChatOptions, ToolCall, ToolCallDelta
     from edgerun.core import (
         Chunk,
         Completion,

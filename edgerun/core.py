@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from edgerun.chat import ToolCall, ToolCallDelta
 from edgerun.errors import RequestError
 
 __all__ = [
@@ -41,6 +42,7 @@ class FinishReason(str, enum.Enum):
 
     STOP = "stop"  # an end-of-generation token or a stop string
     LENGTH = "length"  # max_tokens, or the context is full
+    TOOL_CALLS = "tool_calls"  # the answer ends with calls of tools
     ABORT = "abort"  # cancelled by the caller
     ERROR = "error"  # this request failed; others go on
 
@@ -270,6 +272,7 @@ class Chunk:
 
     The last chunk has ``finish_reason`` set, and ``usage`` and ``timings`` with it. Of several
     answers (``SamplingParams.n``) each has a last chunk; ``index`` tells whose a chunk is.
+    In answers to conversations ``reasoning`` and ``tool_calls`` stand apart from ``text``.
     """
 
     text: str = ""
@@ -279,6 +282,8 @@ class Chunk:
     usage: Usage | None = None
     timings: Timings | None = None
     index: int = 0
+    reasoning: str = ""
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -292,6 +297,8 @@ class Completion:
     timings: Timings
     logprobs: tuple[TokenLogprob, ...] | None = None
     others: tuple[Completion, ...] = ()
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def choices(self) -> tuple[Completion, ...]:
@@ -311,7 +318,7 @@ class Completion:
         """A JSON-ready dict: enums as strings, bytes as lists of ints."""
 
         def plain(v: Any) -> Any:
-            if isinstance(v, (Usage, Timings, TokenLogprob, Completion)):
+            if isinstance(v, (Usage, Timings, TokenLogprob, ToolCall, Completion)):
                 return {f.name: plain(getattr(v, f.name)) for f in fields(v)}
             if isinstance(v, bytes):
                 return list(v)

@@ -6,10 +6,12 @@ import contextlib
 import os
 import queue
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TypeAlias, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
+from edgerun.chat import ToolCall, ToolCallDelta
 from edgerun.core import (
     Chunk,
     Completion,
@@ -20,10 +22,24 @@ from edgerun.core import (
     Usage,
 )
 from edgerun.engine.sampling import Sampled
+from edgerun.errors import ClosedError
 from edgerun.text.detok import StreamDetokenizer
 from edgerun.text.tokenizer import Tokenizer
 
-__all__ = ["AsyncMailbox", "ChunkStream", "Collector", "Delivery", "Mailbox", "off_loop"]
+if TYPE_CHECKING:
+    import asyncio
+
+__all__ = [
+    "AsyncChunkStream",
+    "AsyncMailbox",
+    "ChunkStream",
+    "Collector",
+    "Delivery",
+    "Mailbox",
+    "acollect",
+    "collect",
+    "off_loop",
+]
 
 Item: TypeAlias = "Chunk | Exception"
 T = TypeVar("T")
@@ -118,11 +134,24 @@ class AsyncMailbox:
         return _open(await self._items.get())
 
 
-async def off_loop(function: Callable[..., T], *args: object, **kwargs: object) -> T:
-    """``function(...)`` on a thread of its own: long texts must not hold up the caller's loop."""
+async def off_loop(function: Callable[[], T], undo: Callable[[T], None] | None = None) -> T:
+    """``function()`` on another thread: long texts must not hold up the caller's loop.
+
+    A task cancelled meanwhile does not stop the thread; what it returns then goes to ``undo``.
+    """
     import asyncio
 
-    return await asyncio.to_thread(function, *args, **kwargs)
+    work = asyncio.ensure_future(asyncio.to_thread(function))
+    try:
+        return await asyncio.shield(work)
+    except asyncio.CancelledError:
+        work.add_done_callback(partial(_undone, undo))
+        raise
+
+
+def _undone(undo: Callable[[T], None] | None, work: asyncio.Future[T]) -> None:
+    if not work.cancelled() and work.exception() is None and undo is not None:
+        undo(work.result())
 
 
 def _open(item: Item) -> Chunk:
@@ -164,6 +193,39 @@ class ChunkStream(Iterator[Chunk]):
         self._cancel()
 
 
+class AsyncChunkStream(AsyncIterator[Chunk]):
+    """:class:`ChunkStream` for a coroutine of the loop that was running when it was made."""
+
+    def __init__(
+        self, mailbox: AsyncMailbox, cancel: Callable[[], None], owner: object, n: int = 1
+    ) -> None:
+        self._mailbox = mailbox
+        self._owner = owner
+        self._left = n
+        self._cancel = weakref.finalize(self, cancel)
+
+    async def __anext__(self) -> Chunk:
+        if not self._left:
+            raise StopAsyncIteration
+        try:
+            chunk = await self._mailbox.get()
+        except BaseException:  # the task's cancellation, too
+            self.close()
+            raise
+        if chunk.finish_reason is not None:
+            self._left = max(0, self._left - 1)
+        return chunk
+
+    def close(self) -> None:
+        """End the request, if it still runs; no more chunks come."""
+        self._left = 0
+        self._cancel()
+
+    async def aclose(self) -> None:
+        """:meth:`close`, as asynchronous generators have it."""
+        self.close()
+
+
 class Collector:
     """Adds the chunks of ``n`` answers up to a :class:`Completion`."""
 
@@ -192,4 +254,35 @@ class Collector:
             usage=last.usage or Usage(),
             timings=last.timings or Timings(),
             logprobs=logprobs if self._want_logprobs else None,
+            reasoning="".join(c.reasoning for c in chunks),
+            tool_calls=joined_calls(d for c in chunks for d in c.tool_calls),
         )
+
+
+def joined_calls(deltas: Iterable[ToolCallDelta]) -> tuple[ToolCall, ...]:
+    """The calls that streamed pieces add up to, in the order of their indexes."""
+    calls: dict[int, ToolCall] = {}
+    for d in deltas:
+        call = calls.get(d.index, ToolCall(d.id or "", d.name or "", ""))
+        calls[d.index] = replace(call, arguments=call.arguments + d.arguments)
+    return tuple(calls[i] for i in sorted(calls))
+
+
+def collect(chunks: ChunkStream, params: SamplingParams) -> Completion:
+    """All of a stream as one completion."""
+    collector = Collector(params.logprobs is not None, params.n)
+    with contextlib.closing(chunks):  # an interrupt ends the request, too
+        for chunk in chunks:
+            if (done := collector.add(chunk)) is not None:
+                return done
+    raise ClosedError("the stream ended without a last chunk")
+
+
+async def acollect(chunks: AsyncChunkStream, params: SamplingParams) -> Completion:
+    """:func:`collect` for coroutines."""
+    collector = Collector(params.logprobs is not None, params.n)
+    async with contextlib.aclosing(chunks):
+        async for chunk in chunks:
+            if (done := collector.add(chunk)) is not None:
+                return done
+    raise ClosedError("the stream ended without a last chunk")

@@ -12,19 +12,22 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from edgerun.backends.base import Backend
+from edgerun.chat import ChatOptions
+from edgerun.conversing import split_overrides
 from edgerun.core import Chunk, Completion, SamplingParams
 from edgerun.delivery import (
+    AsyncChunkStream,
     AsyncMailbox,
     ChunkStream,
-    Collector,
     Item,
     Mailbox,
+    acollect,
+    collect,
     off_loop,
 )
 from edgerun.engine import Engine, Limits, Metrics, Worker
-from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import whole_drafts
-from edgerun.errors import ClosedError, RequestError
+from edgerun.errors import RequestError
 from edgerun.kv_disk import open_disk, parse_limit
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
@@ -241,84 +244,102 @@ class LLM:
             ClosedError: the LLM was closed.
         """
         chosen = chosen_params(params, overrides)
-        return _collect(self.stream(prompt, chosen), chosen)
+        return collect(self.stream(prompt, chosen), chosen)
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
     ) -> ChunkStream:
         """:meth:`generate` piece by piece. The request starts at once; closing or abandoning the
         iterator frees its place."""
-        mailbox = Mailbox()
-        ids, chosen = self._prompt_ids(prompt), chosen_params(params, overrides)
-        sequences = self._submit(ids, chosen, mailbox.put)
-        return ChunkStream(mailbox, partial(self._worker.cancel, *sequences), self, chosen.n)
+        mailbox, chosen = Mailbox(), chosen_params(params, overrides)
+        return ChunkStream(mailbox, self._begin(prompt, chosen, mailbox.put), self, chosen.n)
 
     def chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        continue_final: bool = False,
+        options: ChatOptions | None = None,
         **overrides: Any,
     ) -> Completion:
-        """Answer a conversation of ``{"role": ..., "content": ...}`` messages."""
-        ids = self.apply_template(messages, tools=tools, continue_final=continue_final)
-        return self.generate(ids, params, **overrides)
+        """Answer a conversation of ``{"role": ..., "content": ...}`` messages.
+
+        ``overrides`` are fields of :class:`SamplingParams` or of
+        :class:`~edgerun.chat.ChatOptions`.
+        """
+        asked, rest = split_overrides(options, overrides)
+        chosen = chosen_params(params, rest)
+        return collect(self.stream_chat(messages, chosen, asked), chosen)
 
     def stream_chat(
         self,
         messages: Sequence[Message],
         params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        continue_final: bool = False,
+        options: ChatOptions | None = None,
         **overrides: Any,
     ) -> ChunkStream:
         """:meth:`chat` piece by piece."""
-        ids = self.apply_template(messages, tools=tools, continue_final=continue_final)
-        return self.stream(ids, params, **overrides)
+        asked, rest = split_overrides(options, overrides)
+        return self.stream(self._chat_ids(messages, asked), chosen_params(params, rest))
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
     ) -> Completion:
         """:meth:`generate` for coroutines; cancelling the task frees its place."""
         chosen = chosen_params(params, overrides)
-        return await _acollect(self.astream(prompt, chosen), chosen)
+        return await acollect(await self.start(prompt, chosen), chosen)
+
+    async def start(
+        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
+    ) -> AsyncChunkStream:
+        """:meth:`stream` for coroutines: when it returns the request is accepted and runs."""
+        chosen = chosen_params(params, overrides)
+        mailbox = AsyncMailbox()
+        # Long texts take a while: they must not hold up the caller's loop.
+        begun = await off_loop(partial(self._begin, prompt, chosen, mailbox.put), _end)
+        return AsyncChunkStream(mailbox, begun, self, chosen.n)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
     ) -> AsyncGenerator[Chunk, None]:
-        """:meth:`stream` for coroutines. It starts, and refuses, at the first ``anext``."""
-        chosen = chosen_params(params, overrides)
-        ids = await off_loop(self._prompt_ids, prompt)  # long texts take a while
-        mailbox = AsyncMailbox()
-        sequences = self._submit(ids, chosen, mailbox.put)
-        left = len(sequences)
-        try:
-            while left:
-                chunk = await mailbox.get()
-                left -= chunk.finish_reason is not None
+        """:meth:`start` as a generator. It starts, and refuses, at the first ``anext``."""
+        async with contextlib.aclosing(await self.start(prompt, params, **overrides)) as chunks:
+            async for chunk in chunks:
                 yield chunk
-        finally:
-            self._worker.cancel(*sequences)
 
     async def achat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        options: ChatOptions | None = None,
+        **overrides: Any,
     ) -> Completion:
-        """:meth:`chat` for coroutines; ``options`` as there."""
-        given = {k: v for k, v in options.items() if k not in _TEMPLATE_OPTIONS}
-        chosen = chosen_params(params, given)
-        return await _acollect(self.astream_chat(messages, params, **options), chosen)
+        """:meth:`chat` for coroutines."""
+        asked, rest = split_overrides(options, overrides)
+        chosen = chosen_params(params, rest)
+        return await acollect(await self.start_chat(messages, chosen, asked), chosen)
+
+    async def start_chat(
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        options: ChatOptions | None = None,
+        **overrides: Any,
+    ) -> AsyncChunkStream:
+        """:meth:`stream_chat` for coroutines: when it returns the request is accepted and runs."""
+        asked, rest = split_overrides(options, overrides)
+        ids = await off_loop(partial(self._chat_ids, messages, asked))
+        return await self.start(ids, chosen_params(params, rest))
 
     async def astream_chat(
-        self, messages: Sequence[Message], params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Sequence[Message],
+        params: SamplingParams | None = None,
+        options: ChatOptions | None = None,
+        **overrides: Any,
     ) -> AsyncGenerator[Chunk, None]:
-        """:meth:`stream_chat` for coroutines; ``options`` as there."""
-        template = {k: options.pop(k) for k in _TEMPLATE_OPTIONS if k in options}
-        chosen = chosen_params(params, options)
-        ids = await off_loop(self.apply_template, messages, **template)
-        async with contextlib.aclosing(self.astream(ids, chosen)) as chunks:
+        """:meth:`start_chat` as a generator. It starts, and refuses, at the first ``anext``."""
+        begun = await self.start_chat(messages, params, options, **overrides)
+        async with contextlib.aclosing(begun) as chunks:
             async for chunk in chunks:
                 yield chunk
 
@@ -345,40 +366,27 @@ class LLM:
     def _ids(self, ids: Sequence[int]) -> list[int]:
         return token_ids(ids, self._model.tokenizer.n_vocab)
 
-    def _submit(
-        self, ids: list[int], params: SamplingParams, emit: Callable[[Item], None]
-    ) -> list[EngineSequence]:
-        """Start ``params.n`` answers to a prompt."""
+    def _chat_ids(self, messages: Sequence[Message], options: ChatOptions) -> list[int]:
+        return self.apply_template(
+            messages,
+            tools=options.tools or None,
+            continue_final=options.continue_final,
+            **options.template_args,
+        )
+
+    def _begin(
+        self, prompt: Prompt, params: SamplingParams, emit: Callable[[Item], None]
+    ) -> Callable[[], None]:
+        """Start ``params.n`` answers to a prompt; how to end them."""
         drafter = self._speculation.drafter if self._speculation is not None else None
-        found = sequences(ids, params, self._model.tokenizer, self.n_ctx, emit, drafter)
+        ids, tokenizer = self._prompt_ids(prompt), self._model.tokenizer
+        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter)
         self._worker.submit(*found)
-        return found
-
-
-#: Options of :meth:`LLM.chat` that are no sampling parameters.
-_TEMPLATE_OPTIONS = ("tools", "continue_final")
+        return partial(self._worker.cancel, *found)
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
     return "" if token_id is None else tokenizer.token_text(token_id)
-
-
-def _collect(chunks: ChunkStream, params: SamplingParams) -> Completion:
-    collector = Collector(params.logprobs is not None, params.n)
-    with contextlib.closing(chunks):  # an interrupt ends the request, too
-        for chunk in chunks:
-            if (done := collector.add(chunk)) is not None:
-                return done
-    raise ClosedError("the stream ended without a last chunk")
-
-
-async def _acollect(chunks: AsyncGenerator[Chunk, None], params: SamplingParams) -> Completion:
-    collector = Collector(params.logprobs is not None, params.n)
-    async with contextlib.aclosing(chunks):
-        async for chunk in chunks:
-            if (done := collector.add(chunk)) is not None:
-                return done
-    raise ClosedError("the stream ended without a last chunk")
 
 
 def _both(first: Callable[[], None], then: Callable[[], None]) -> None:
@@ -390,3 +398,7 @@ def _both(first: Callable[[], None], then: Callable[[], None]) -> None:
 
 def _keep(backend: Backend) -> None:
     """The caller closes ``backend``; until the worker ends, it must not be collected."""
+
+
+def _end(cancel: Callable[[], None]) -> None:
+    cancel()
