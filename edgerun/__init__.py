@@ -19,6 +19,7 @@ _API = {
     "ToolCallDelta": "edgerun.chat",
     "Chunk": "edgerun.core",
     "Completion": "edgerun.core",
+    "Constraint": "edgerun.core",
     "FinishReason": "edgerun.core",
     "SamplingParams": "edgerun.core",
     "TokenLogprob": "edgerun.core",
@@ -32,6 +33,7 @@ __all__ = [
     "ChatOptions",
     "Chunk",
     "Completion",
+    "Constraint",
     "FinishReason",
     "SamplingParams",
     "Timings",
@@ -49,6 +51,7 @@ if _TYPE_CHECKING:
     from edgerun.core import (
         Chunk,
         Completion,
+        Constraint,
         FinishReason,
         SamplingParams,
         Timings,
