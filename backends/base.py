@@ -11,7 +11,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -233,9 +233,30 @@ class Ops(Protocol):
         """``x @ weight.T``, then ``softcap * tanh(· / softcap)`` if softcap > 0: the result."""
         ...
 
+    def hidden(self, x: Tensor) -> Tensor:
+        """``x``, rows of ``batch.outputs``, is the result itself, in place of logits."""
+        ...
+
 
 #: forward(ops) with weights and config bound; returns what ``ops.logits`` returned.
 Forward: TypeAlias = Callable[[Ops], Tensor]
+
+
+def without_head(forward: Forward) -> Forward:
+    """``forward`` up to what its ``ops.logits`` would read: a program of it returns that, float32
+    [n_outputs, n_embd]."""
+    return lambda ops: forward(cast(Ops, _Headless(ops)))
+
+
+class _Headless:
+    def __init__(self, ops: Ops) -> None:
+        self._ops = ops
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ops, name)
+
+    def logits(self, x: Tensor, weight: Weight, softcap: float = 0.0) -> Tensor:
+        return self._ops.hidden(x)
 
 
 class KVPool(abc.ABC):

@@ -99,6 +99,9 @@ class Recorder:
     def logits(self, x: Node, weight: MatrixHandle, softcap: float = 0.0) -> Node:
         return self._node("logits", weight.n_out, (x,), weight=weight, softcap=softcap)
 
+    def hidden(self, x: Node) -> Node:
+        return self._node("hidden", x.width, (x,))
+
 
 @dataclass
 class Lowered:
@@ -171,7 +174,7 @@ class _Lowering:
                 continue
             getattr(self, "_" + n.kind)(n)
         if self.logits < 0:
-            raise ValueError("forward must end in ops.logits")
+            raise ValueError("forward must end in ops.logits or ops.hidden")
         return Lowered(self.code, self.widths, self.logits, self.ropes)
 
     def _absorbed(self, n: Node) -> bool:
@@ -294,6 +297,11 @@ class _Lowering:
         if n.data["softcap"] > 0:
             instr.epilogue, instr.softcap = abi.EPI_SOFTCAP, n.data["softcap"]
         instr.outs[0].out = self.logits = self._buffer(n)
+
+    def _hidden(self, n: Node) -> None:
+        if not n.gathered:
+            raise ValueError("ops.hidden takes rows of the batch's outputs")
+        n.buffer = self.logits = n.args[0].buffer
 
     def _rope_index(self, rope: Rope) -> int:
         if rope not in self.ropes:

@@ -242,6 +242,9 @@ class _NumpyOps:
     def logits(self, x: F32, weight: F32, softcap: float = 0.0) -> F32:
         return _soft_cap(x @ weight.T, softcap)
 
+    def hidden(self, x: F32) -> F32:
+        return x
+
 
 def _soft_cap(x: F32, cap: float) -> F32:
     return np.float32(cap) * np.tanh(x / np.float32(cap)) if cap > 0 else x

@@ -25,6 +25,7 @@ from edgerun.delivery import (
     collect,
     off_loop,
 )
+from edgerun.embedding import Embedder, Embeddings
 from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine.draft_source import whole_drafts
 from edgerun.errors import RequestError
@@ -147,6 +148,7 @@ class LLM:
         self._worker = Worker(
             engine, at_end if disk is None else partial(_both, disk.close, at_end)
         )
+        self._embedder = Embedder(self._model, self._worker)
         self._close = weakref.finalize(self, self._worker.close)
 
     # -- facts --------------------------------------------------------------------------------
@@ -342,6 +344,42 @@ class LLM:
         async with contextlib.aclosing(begun) as chunks:
             async for chunk in chunks:
                 yield chunk
+
+    # -- vectors ------------------------------------------------------------------------------
+
+    def embed(
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+    ) -> Embeddings:
+        """A vector for each text, of length 1.
+
+        Args:
+            texts: one text or several; lists of token ids are taken as they are.
+            pooling: ``"mean"``, ``"cls"`` or ``"last"``: which tokens' hidden states make the
+                vector. ``None`` = as the file says, else ``"mean"``.
+            dimensions: keep the first values only, of models trained for that.
+
+        Raises:
+            RequestError: a text is empty, an option unusable, or llama.cpp runs the model.
+            ContextLengthError: a text is longer than the context.
+            GenerationError: the model's output is not a number.
+            ClosedError: the LLM was closed.
+        """
+        return self._embedder.begin(texts, pooling, dimensions).result()
+
+    async def aembed(
+        self,
+        texts: str | Sequence[str | Sequence[int]],
+        *,
+        pooling: str | None = None,
+        dimensions: int | None = None,
+    ) -> Embeddings:
+        """:meth:`embed` for coroutines; cancelling the task ends the work."""
+        begin = partial(self._embedder.begin, texts, pooling, dimensions)
+        return await (await off_loop(begin, lambda begun: begun.cancel())).aresult()
 
     def close(self) -> None:
         """End running requests with ClosedError and free threads and memory. Idempotent."""

@@ -17,6 +17,7 @@ from edgerun.backends.base import (
     PAGE_SIZE,
     Backend,
     CoarseBackend,
+    Forward,
     KVPool,
     Program,
     RawTensor,
@@ -48,7 +49,7 @@ Progress = Callable[[int, int], None]
 @dataclass(eq=False)
 class LoadedModel:
     """A model bound to a backend, with a KV pool. ``facts`` are the file's metadata, arrays left
-    out; ``config`` is None where a :class:`CoarseBackend` runs the file."""
+    out; ``config`` and ``forward`` are None where a :class:`CoarseBackend` runs the file."""
 
     path: Path
     facts: Mapping[str, Any]
@@ -61,6 +62,7 @@ class LoadedModel:
     size: int  # bytes of the file(s)
     n_params: int
     kv_type: str
+    forward: Forward | None = None
 
 
 class _Aside(Generic[T]):
@@ -258,10 +260,11 @@ def load(
         with _Aside(partial(load_tokenizer, file.metadata, config.n_vocab)) as tokenizer:
             weights = _upload(family, config, file, backend, progress, tokenizer.check)
             kv = backend.new_kv(family.kv_layers(config), planned.n_pages, kv_type)
-            program = backend.prepare(family.bind(weights, config), kv, n_ctx)
+            forward = family.bind(weights, config)
+            program = backend.prepare(forward, kv, n_ctx)
             return LoadedModel(
                 path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
-                file.size, file.n_params, kv_type,
+                file.size, file.n_params, kv_type, forward,
             )  # fmt: skip
 
 

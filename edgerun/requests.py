@@ -52,15 +52,15 @@ def chosen_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -
     return dataclasses.replace(params, **overrides) if overrides else params
 
 
-def token_ids(ids: Sequence[int], n_vocab: int) -> list[int]:
-    """``ids`` as plain ints; numpy's integers are welcome.
+def token_ids(ids: Sequence[int], n_vocab: int, param: str = "prompt") -> list[int]:
+    """``ids`` as plain ints; numpy's integers are welcome. ``param`` names them in errors.
 
     Raises:
         RequestError: one of them is no token id.
     """
     if isinstance(ids, (str, bytes, bytearray)) or not isinstance(ids, Iterable):
         raise RequestError(
-            f"expected text or a list of token ids, not {type(ids).__name__}", param="prompt"
+            f"expected text or a list of token ids, not {type(ids).__name__}", param=param
         )
     out = []
     for i in ids:
@@ -71,7 +71,7 @@ def token_ids(ids: Sequence[int], n_vocab: int) -> list[int]:
         if not 0 <= n < n_vocab:
             raise RequestError(
                 f"{printable(repr(i), 40)} is not a token id from 0 to {n_vocab - 1}",
-                param="prompt",
+                param=param,
             )
         out.append(n)
     return out

@@ -13,6 +13,7 @@ from edgerun.engine.admission import Pager
 from edgerun.engine.budget import StepCost
 from edgerun.engine.disk import DiskTier
 from edgerun.engine.draft_source import Widths, whole_drafts
+from edgerun.engine.embedding import Embedding
 from edgerun.engine.metrics import Counters, Metrics
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.rows import Row, add_drafts, feed
@@ -59,6 +60,7 @@ class Engine:
         self.widths = widths
         self.disk = disk
         self.sequences: list[Sequence] = []  # the foremost first
+        self.embeddings: list[Embedding] = []
         self.cost = StepCost()
         self.counters = Counters()
 
@@ -83,10 +85,21 @@ class Engine:
 
     @property
     def idle(self) -> bool:
-        return not self.sequences
+        return not self.sequences and not self.embeddings
 
     def step(self) -> None:
-        """Compute one batch. A sequence that cannot go on is failed or finished; others go on."""
+        """Compute one batch. A sequence that cannot go on is failed or finished; others go on.
+
+        Behind it the first of ``embeddings`` has its turn.
+        """
+        if self.sequences:
+            self._step()
+        if self.embeddings:
+            first = self.embeddings.pop(0)
+            if first.turn(self, self._spare()):
+                self.embeddings.append(first)
+
+    def _step(self) -> None:
         start = time.perf_counter()
         self._drop_cancelled()
         rows = self._schedule(start)
@@ -113,9 +126,20 @@ class Engine:
         self.cost.add(batch.n_tokens, seconds)
         self.counters.step(batch.n_tokens, seconds)
 
+    def _spare(self) -> int:
+        """Tokens that may be computed between two steps."""
+        if not self.sequences or self.limits.gap is None:
+            return self.limits.budget
+        within = self.cost.within(self.limits.gap / 2)
+        within = self.limits.busy_budget if within is None else within
+        return min(self.limits.budget, max(within, self.limits.least_budget))
+
     def fail_all(self, error: Exception) -> None:
         for s in list(self.sequences):
             self._fail(s, error)
+        for e in self.embeddings:
+            e.fail(error, self.pool)
+        self.embeddings.clear()
 
     def start_over(self, error: Exception) -> None:
         """After a bug, whose traces nobody knows: fail every sequence and forget every page."""
@@ -126,10 +150,13 @@ class Engine:
         for s in failed:
             self._count(FinishReason.ERROR)
             self._tell(s, error)
+        for e in self.embeddings:
+            e.fail(error, None)
+        self.embeddings.clear()
 
     def check(self) -> None:
         """Prove the page accounting; for tests."""
-        self.pool.check([s.pages for s in self.sequences])
+        self.pool.check([s.pages for s in self.sequences] + [e.pages for e in self.embeddings])
         for s in self.sequences:
             if s.n_past > len(s.pages) * self.pool.page_size:
                 raise AssertionError(f"{s.n_past} tokens in {len(s.pages)} pages")
@@ -183,7 +210,11 @@ class Engine:
                 s.started = s.started or now
                 rows.append(Row(s, n))
         if not taken and not p.preempt and asking:
-            self._give_up(asking[0][0])
+            if any(e.pages for e in self.embeddings):
+                for e in self.embeddings:
+                    e.give_back(pool)
+            else:
+                self._give_up(asking[0][0])
         return rows
 
     def _asking(self) -> list[tuple[Sequence, Match | None]]:

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
+from edgerun.engine.embedding import Embedding
 from edgerun.engine.engine import Engine
 from edgerun.engine.metrics import Metrics
 from edgerun.engine.sequence import Sequence
@@ -26,6 +27,7 @@ class Worker:
         self._engine = engine
         self._at_end = at_end
         self._new: list[Sequence] = []
+        self._embeddings: list[Embedding] = []
         self._wake = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._loop, name="edgerun-engine", daemon=True)
@@ -41,6 +43,18 @@ class Worker:
             if self._closed:
                 raise ClosedError("this model is closed")
             self._new += sequences
+            self._wake.notify()
+
+    def embed(self, embedding: Embedding) -> None:
+        """Queue texts to be embedded.
+
+        Raises:
+            ClosedError: the worker was closed.
+        """
+        with self._wake:
+            if self._closed:
+                raise ClosedError("this model is closed")
+            self._embeddings.append(embedding)
             self._wake.notify()
 
     def cancel(self, *sequences: Sequence) -> None:
@@ -80,9 +94,11 @@ class Worker:
     def _turn(self) -> bool:
         """Wait for work and do one step; False once closed."""
         with self._wake:
-            while not self._closed and not self._new and self._engine.idle:
+            while not (self._closed or self._new or self._embeddings) and self._engine.idle:
                 self._wake.wait()
             new, self._new = self._new, []
+            self._engine.embeddings += self._embeddings
+            self._embeddings = []
             closed = self._closed
         for s in new:
             self._engine.add(s)
