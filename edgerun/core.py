@@ -157,6 +157,8 @@ class SamplingParams:
         priority: of requests that wait, a higher one counts as having come 30 s earlier.
         constraint: what the text must look like. It masks tokens before any of the samplers sees
             them; log-probabilities stay those of the model alone.
+        time_limit: seconds after its first token from which on the text ends, with ``length``, at
+            the next line break; ``None`` = never. For completions that somebody waits for.
     """
 
     max_tokens: int | None = None
@@ -194,6 +196,7 @@ class SamplingParams:
     n_keep: int = 0
     priority: int = 0
     constraint: Constraint | None = None
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -227,6 +230,7 @@ _FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "dry_base": (0.0, 1e6),
     "mirostat_tau": (0.0, 1e6),
     "mirostat_eta": (0.0, 1e6),
+    "time_limit": (0.0, 1e9),
 }
 _INT_OR_NONE: dict[str, tuple[int, int]] = {
     "max_tokens": (0, 2**63),
@@ -243,6 +247,8 @@ def _check(p: SamplingParams) -> None:
             _check_int(name, getattr(p, name), lo, hi)
     for name, (flo, fhi) in _FLOAT_RANGES.items():
         v = getattr(p, name)
+        if v is None and name == "time_limit":
+            continue
         if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v):
             raise RequestError(f"{name} must be a finite number, not {v!r}", param=name)
         if not flo <= v <= fhi:
@@ -349,6 +355,7 @@ class Chunk:
     The last chunk has ``finish_reason`` set, and ``usage`` and ``timings`` with it. Of several
     answers (``SamplingParams.n``) each has a last chunk; ``index`` tells whose a chunk is.
     In answers to conversations ``reasoning`` and ``tool_calls`` stand apart from ``text``.
+    ``stop_string`` of the last chunk is the one of ``SamplingParams.stop`` that ended the text.
     """
 
     text: str = ""
@@ -360,11 +367,15 @@ class Chunk:
     index: int = 0
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer; ``others`` are the further ones if ``SamplingParams.n`` is above 1."""
+    """A finished answer; ``others`` are the further ones if ``SamplingParams.n`` is above 1.
+
+    ``stop_string`` is the one of ``SamplingParams.stop`` that ended the text, if one did.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -375,6 +386,7 @@ class Completion:
     others: tuple[Completion, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None
 
     @property
     def choices(self) -> tuple[Completion, ...]:
