@@ -128,6 +128,7 @@ class SamplingParams:
     Attributes:
         max_tokens: most tokens to generate; ``None`` = until the context is full.
         stop: strings that end the text; they are not part of it.
+        stop_token_ids: tokens that end the text, like the model's own end tokens.
         ignore_eos: never stop at an end-of-generation token (they are not sampled).
         temperature: 0 or less = greedy.
         dynatemp_range, dynatemp_exponent: entropy-driven temperature in ``temperature ± range``.
@@ -163,6 +164,7 @@ class SamplingParams:
 
     max_tokens: int | None = None
     stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     temperature: float = 0.8
     dynatemp_range: float = 0.0
@@ -255,6 +257,11 @@ def _check(p: SamplingParams) -> None:
             raise RequestError(f"{name} must be between {flo} and {fhi}, not {v!r}", param=name)
     for name in ("stop", "dry_sequence_breakers", "samplers"):
         object.__setattr__(p, name, _strings(name, getattr(p, name)))
+    ends = p.stop_token_ids
+    if isinstance(ends, (str, bytes)) or not isinstance(ends, Sequence) or any(map(_no_id, ends)):
+        raise RequestError(
+            f"stop_token_ids must be a list of token ids, not {ends!r}", param="stop_token_ids"
+        )
     # An empty stop string would end every text at once: other runtimes did just that.
     object.__setattr__(p, "stop", tuple(s for s in p.stop if s))
     for s in p.samplers:
@@ -288,6 +295,10 @@ def _check_int(name: str, v: Any, lo: int, hi: int) -> None:
         raise RequestError(f"{name} must be a whole number, not {v!r}", param=name)
     if not lo <= v <= hi:
         raise RequestError(f"{name} must be between {lo} and {hi}, not {v!r}", param=name)
+
+
+def _no_id(v: Any) -> bool:
+    return isinstance(v, bool) or not isinstance(v, int) or v < 0
 
 
 def _strings(name: str, v: Any) -> tuple[str, ...]:
