@@ -218,11 +218,20 @@ class ChunkStream(Iterator[Chunk]):
 
 
 class AsyncChunkStream(AsyncIterator[Chunk]):
-    """:class:`ChunkStream` for a coroutine of the loop that was running when it was made."""
+    """:class:`ChunkStream` for a coroutine of the loop that was running when it was made.
+
+    ``prompt_tokens``: how many tokens the prompt has, which is known from the start.
+    """
 
     def __init__(
-        self, mailbox: AsyncMailbox, cancel: Callable[[], None], owner: object, n: int = 1
+        self,
+        mailbox: AsyncMailbox,
+        cancel: Callable[[], None],
+        owner: object,
+        n: int = 1,
+        prompt_tokens: int = 0,
     ) -> None:
+        self.prompt_tokens = prompt_tokens
         self._mailbox = mailbox
         self._owner = owner
         self._left = n

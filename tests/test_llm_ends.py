@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 
 import pytest
@@ -63,3 +65,16 @@ def test_a_time_limit_does_not_cut_a_line(tmp_path_factory: pytest.TempPathFacto
 def test_bad_time_limits(limit: object) -> None:
     with pytest.raises(RequestError, match="time_limit"):
         SamplingParams(time_limit=limit)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("prompt", ["Go", "", [1, 5, 6]])
+def test_a_stream_knows_its_prompts_length_from_the_start(llm: LLM, prompt: str) -> None:
+    async def first() -> tuple[int, int]:
+        async with contextlib.aclosing(await llm.start(prompt, GREEDY)) as chunks:
+            known = chunks.prompt_tokens
+            usage = [c.usage async for c in chunks][-1]
+        assert usage is not None
+        return known, usage.prompt_tokens
+
+    known, counted = asyncio.run(first())
+    assert known == counted > 0
