@@ -128,6 +128,7 @@ class SamplingParams:
     Attributes:
         max_tokens: most tokens to generate; ``None`` = until the context is full.
         stop: strings that end the text; they are not part of it.
+        stop_token_ids: tokens that end the text, like the model's own end tokens.
         ignore_eos: never stop at an end-of-generation token (they are not sampled).
         temperature: 0 or less = greedy.
         dynatemp_range, dynatemp_exponent: entropy-driven temperature in ``temperature ± range``.
@@ -157,10 +158,13 @@ class SamplingParams:
         priority: of requests that wait, a higher one counts as having come 30 s earlier.
         constraint: what the text must look like. It masks tokens before any of the samplers sees
             them; log-probabilities stay those of the model alone.
+        time_limit: seconds after its first token from which on the text ends, with ``length``, at
+            the next line break; ``None`` = never. For completions that somebody waits for.
     """
 
     max_tokens: int | None = None
     stop: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     temperature: float = 0.8
     dynatemp_range: float = 0.0
@@ -194,6 +198,7 @@ class SamplingParams:
     n_keep: int = 0
     priority: int = 0
     constraint: Constraint | None = None
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -227,6 +232,7 @@ _FLOAT_RANGES: dict[str, tuple[float, float]] = {
     "dry_base": (0.0, 1e6),
     "mirostat_tau": (0.0, 1e6),
     "mirostat_eta": (0.0, 1e6),
+    "time_limit": (0.0, 1e9),
 }
 _INT_OR_NONE: dict[str, tuple[int, int]] = {
     "max_tokens": (0, 2**63),
@@ -243,12 +249,19 @@ def _check(p: SamplingParams) -> None:
             _check_int(name, getattr(p, name), lo, hi)
     for name, (flo, fhi) in _FLOAT_RANGES.items():
         v = getattr(p, name)
+        if v is None and name == "time_limit":
+            continue
         if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v):
             raise RequestError(f"{name} must be a finite number, not {v!r}", param=name)
         if not flo <= v <= fhi:
             raise RequestError(f"{name} must be between {flo} and {fhi}, not {v!r}", param=name)
     for name in ("stop", "dry_sequence_breakers", "samplers"):
         object.__setattr__(p, name, _strings(name, getattr(p, name)))
+    ends = p.stop_token_ids
+    if isinstance(ends, (str, bytes)) or not isinstance(ends, Sequence) or any(map(_no_id, ends)):
+        raise RequestError(
+            f"stop_token_ids must be a list of token ids, not {ends!r}", param="stop_token_ids"
+        )
     # An empty stop string would end every text at once: other runtimes did just that.
     object.__setattr__(p, "stop", tuple(s for s in p.stop if s))
     for s in p.samplers:
@@ -282,6 +295,10 @@ def _check_int(name: str, v: Any, lo: int, hi: int) -> None:
         raise RequestError(f"{name} must be a whole number, not {v!r}", param=name)
     if not lo <= v <= hi:
         raise RequestError(f"{name} must be between {lo} and {hi}, not {v!r}", param=name)
+
+
+def _no_id(v: Any) -> bool:
+    return isinstance(v, bool) or not isinstance(v, int) or v < 0
 
 
 def _strings(name: str, v: Any) -> tuple[str, ...]:
@@ -349,6 +366,7 @@ class Chunk:
     The last chunk has ``finish_reason`` set, and ``usage`` and ``timings`` with it. Of several
     answers (``SamplingParams.n``) each has a last chunk; ``index`` tells whose a chunk is.
     In answers to conversations ``reasoning`` and ``tool_calls`` stand apart from ``text``.
+    ``stop_string`` of the last chunk is the one of ``SamplingParams.stop`` that ended the text.
     """
 
     text: str = ""
@@ -360,11 +378,15 @@ class Chunk:
     index: int = 0
     reasoning: str = ""
     tool_calls: tuple[ToolCallDelta, ...] = ()
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A finished answer; ``others`` are the further ones if ``SamplingParams.n`` is above 1."""
+    """A finished answer; ``others`` are the further ones if ``SamplingParams.n`` is above 1.
+
+    ``stop_string`` is the one of ``SamplingParams.stop`` that ended the text, if one did.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -375,6 +397,7 @@ class Completion:
     others: tuple[Completion, ...] = ()
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    stop_string: str | None = None
 
     @property
     def choices(self) -> tuple[Completion, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -69,23 +70,46 @@ class Delivery:
         self._emit = emit
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
+        self._limit = params.time_limit
+        self._deadline: float | None = None
+        self._late = False
 
     def push(self, tokens: Sequence[Sampled]) -> tuple[int, bool]:
-        text, kept = self._detok.feed([t.token_id for t in tokens])
+        feed = self._detok.feed if self._limit is None else self._feed_in_time
+        text, kept = feed([t.token_id for t in tokens])
         for token in tokens[:kept]:
             self._ids.append(token.token_id)
             if token.logprob is not None:
                 self._logprobs.append(self._logprob(token))
         if text:
             self._send(Chunk(text=text))
-        return kept, self._detok.stopped
+        return kept, self._detok.stopped or self._late
 
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
-        text = self._detok.flush()
-        self._send(Chunk(text=text, finish_reason=reason, usage=usage, timings=timings))
+        last = Chunk(
+            text=self._detok.flush(),
+            finish_reason=FinishReason.LENGTH if self._late else reason,
+            usage=usage,
+            timings=timings,
+            stop_string=self._detok.matched,
+        )
+        self._send(last)
 
     def fail(self, error: Exception) -> None:
         self._emit(error)
+
+    def _feed_in_time(self, ids: Sequence[int]) -> tuple[str, int]:
+        """What the detokenizer's ``feed`` returns, up to the first line break past the limit."""
+        now = time.perf_counter()
+        if self._deadline is None:
+            self._deadline = now + (self._limit or 0)
+        out: list[str] = []
+        for i in ids:
+            out.append(self._detok.push(i))
+            self._late = now > self._deadline and "\n" in out[-1]
+            if self._late or self._detok.stopped:
+                break
+        return "".join(out), len(out)
 
     def _send(self, chunk: Chunk) -> None:
         ids, logprobs = tuple(self._ids), tuple(self._logprobs)
@@ -194,11 +218,20 @@ class ChunkStream(Iterator[Chunk]):
 
 
 class AsyncChunkStream(AsyncIterator[Chunk]):
-    """:class:`ChunkStream` for a coroutine of the loop that was running when it was made."""
+    """:class:`ChunkStream` for a coroutine of the loop that was running when it was made.
+
+    ``prompt_tokens``: how many tokens the prompt has, which is known from the start.
+    """
 
     def __init__(
-        self, mailbox: AsyncMailbox, cancel: Callable[[], None], owner: object, n: int = 1
+        self,
+        mailbox: AsyncMailbox,
+        cancel: Callable[[], None],
+        owner: object,
+        n: int = 1,
+        prompt_tokens: int = 0,
     ) -> None:
+        self.prompt_tokens = prompt_tokens
         self._mailbox = mailbox
         self._owner = owner
         self._left = n
@@ -256,6 +289,7 @@ class Collector:
             logprobs=logprobs if self._want_logprobs else None,
             reasoning="".join(c.reasoning for c in chunks),
             tool_calls=joined_calls(d for c in chunks for d in c.tool_calls),
+            stop_string=last.stop_string,
         )
 
 

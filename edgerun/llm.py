@@ -254,7 +254,8 @@ class LLM:
         """:meth:`generate` piece by piece. The request starts at once; closing or abandoning the
         iterator frees its place."""
         mailbox, chosen = Mailbox(), chosen_params(params, overrides)
-        return ChunkStream(mailbox, self._begin(prompt, chosen, mailbox.put), self, chosen.n)
+        cancel, _ = self._begin(prompt, chosen, mailbox.put)
+        return ChunkStream(mailbox, cancel, self, chosen.n)
 
     def chat(
         self,
@@ -297,8 +298,8 @@ class LLM:
         chosen = chosen_params(params, overrides)
         mailbox = AsyncMailbox()
         # Long texts take a while: they must not hold up the caller's loop.
-        begun = await off_loop(partial(self._begin, prompt, chosen, mailbox.put), _end)
-        return AsyncChunkStream(mailbox, begun, self, chosen.n)
+        cancel, n = await off_loop(partial(self._begin, prompt, chosen, mailbox.put), _end)
+        return AsyncChunkStream(mailbox, cancel, self, chosen.n, prompt_tokens=n)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
@@ -414,13 +415,13 @@ class LLM:
 
     def _begin(
         self, prompt: Prompt, params: SamplingParams, emit: Callable[[Item], None]
-    ) -> Callable[[], None]:
-        """Start ``params.n`` answers to a prompt; how to end them."""
+    ) -> tuple[Callable[[], None], int]:
+        """Start ``params.n`` answers to a prompt; how to end them, and the prompt's tokens."""
         drafter = self._speculation.drafter if self._speculation is not None else None
         ids, tokenizer = self._prompt_ids(prompt), self._model.tokenizer
         found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter)
         self._worker.submit(*found)
-        return partial(self._worker.cancel, *found)
+        return partial(self._worker.cancel, *found), found[0].n_prompt
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:
@@ -438,5 +439,5 @@ def _keep(backend: Backend) -> None:
     """The caller closes ``backend``; until the worker ends, it must not be collected."""
 
 
-def _end(cancel: Callable[[], None]) -> None:
-    cancel()
+def _end(begun: tuple[Callable[[], None], int]) -> None:
+    begun[0]()

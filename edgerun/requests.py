@@ -106,6 +106,9 @@ def sequences(
     wanted = _ENDLESS if params.max_tokens is None else params.max_tokens
     n_keep = _n_keep(len(ids), params, n_ctx) if shift else 0
     seed = params.seed if params.seed is not None else secrets.randbits(64)
+    ends = tokenizer.eog_ids
+    if params.stop_token_ids:
+        ends = ends.union(params.stop_token_ids)
     found: list[EngineSequence] = []
     for index in range(params.n):
         sampler = Sampler(
@@ -123,7 +126,7 @@ def sequences(
             sampler,
             Delivery(tokenizer, params, ids[-1], emit, index),
             max_tokens=wanted if shift else min(wanted, room),
-            eog_ids=tokenizer.eog_ids,
+            eog_ids=ends,
             priority=params.priority,
             n_ctx=n_ctx if shift else 0,
             n_keep=n_keep,

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["EOG_TEXTS", "FIM_TEXTS", "FimTokens", "TokenType", "is_marker", "retype"]
+__all__ = ["EOG_TEXTS", "FIM_FILE_TEXTS", "FIM_TEXTS", "FimTokens", "TokenType", "is_marker", "retype"]
 
 
 class TokenType(enum.IntEnum):
@@ -78,6 +78,7 @@ FIM_TEXTS: dict[str, tuple[str, ...]] = {
         "▁<PRE>",
         "<|code_prefix|>",
         "<|prefix|>",
+        "<[fim-prefix]>",
     ),
     "suffix": (
         "<|fim_suffix|>",
@@ -88,6 +89,7 @@ FIM_TEXTS: dict[str, tuple[str, ...]] = {
         "▁<SUF>",
         "<|code_suffix|>",
         "<|suffix|>",
+        "<[fim-suffix]>",
     ),
     "middle": (
         "<|fim_middle|>",
@@ -98,10 +100,17 @@ FIM_TEXTS: dict[str, tuple[str, ...]] = {
         "▁<MID>",
         "<|code_middle|>",
         "<|middle|>",
+        "<[fim-middle]>",
     ),
     "pad": ("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]"),
     "repo": ("<|fim_repo|>", "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>"),
     "separator": ("<|file_sep|>",),
+}
+
+#: Marks between files that the tables of llama.cpp lack: nothing a text may spell, either.
+FIM_FILE_TEXTS: dict[str, tuple[str, ...]] = {
+    "repo": ("<repo_name>",),
+    "separator": ("<file_sep>", "<|file_separator|>"),
 }
 
 #: The harmony format's marks must show in the output, where its parser reads them.
@@ -139,7 +148,8 @@ def retype(types: bytearray, ids: Mapping[str, int], eog: set[int], fim: Mapping
     if end is not None and types[end] == TokenType.CONTROL:
         eog.add(end)
 
-    for i in (*eog, *fim.values(), *(ids[t] for ts in FIM_TEXTS.values() for t in ts if t in ids)):
+    marks = [t for table in (FIM_TEXTS, FIM_FILE_TEXTS) for texts in table.values() for t in texts]
+    for i in (*eog, *fim.values(), *(ids[t] for t in marks if t in ids)):
         types[i] = TokenType.CONTROL
     for text in _HARMONY:
         if text in ids:
