@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from edgerun.backends.base import Backend
 from edgerun.chat import ChatOptions
-from edgerun.conversing import split_overrides
+from edgerun.conversing import Conversation, prepare, split_overrides
 from edgerun.core import Chunk, Completion, SamplingParams
 from edgerun.delivery import (
     AsyncChunkStream,
@@ -32,6 +32,7 @@ from edgerun.kv_disk import open_disk, parse_limit
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
+from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
 from edgerun.text.tokenizer import Tokenizer
@@ -214,6 +215,20 @@ class LLM:
         )
         return self._model.tokenizer.encode_segments(segments)
 
+    def conversation(
+        self, messages: Sequence[Message], options: ChatOptions | None = None
+    ) -> Conversation:
+        """What :meth:`chat` makes of a conversation, without answering it: the prompt's token ids,
+        and how the answer is read.
+
+        Raises:
+            TemplateError: the model's template refuses the conversation; its own words.
+            RequestError: a message or an option is wrong; names it.
+        """
+        options = options or ChatOptions()
+        template = self.chat_template(tools=bool(options.tools) and options.tool_choice != "none")
+        return prepare(messages, options, template, self._model.tokenizer)
+
     def chat_template(self, *, tools: bool = False) -> ChatTemplate:
         """The model's chat template, compiled on first use; some files have one more for tools."""
         with self._template_lock:
@@ -279,7 +294,9 @@ class LLM:
     ) -> ChunkStream:
         """:meth:`chat` piece by piece."""
         asked, rest = split_overrides(options, overrides)
-        return self.stream(self._chat_ids(messages, asked), chosen_params(params, rest))
+        mailbox, chosen = Mailbox(), chosen_params(params, rest)
+        begun = self._begin_chat(messages, asked, chosen, mailbox.put)
+        return ChunkStream(mailbox, begun, self, chosen.n)
 
     async def agenerate(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
@@ -327,8 +344,9 @@ class LLM:
     ) -> AsyncChunkStream:
         """:meth:`stream_chat` for coroutines: when it returns the request is accepted and runs."""
         asked, rest = split_overrides(options, overrides)
-        ids = await off_loop(partial(self._chat_ids, messages, asked))
-        return await self.start(ids, chosen_params(params, rest))
+        mailbox, chosen = AsyncMailbox(), chosen_params(params, rest)
+        work = partial(self._begin_chat, messages, asked, chosen, mailbox.put)
+        return AsyncChunkStream(mailbox, await off_loop(work, _end), self, chosen.n)
 
     async def astream_chat(
         self,
@@ -366,21 +384,27 @@ class LLM:
     def _ids(self, ids: Sequence[int]) -> list[int]:
         return token_ids(ids, self._model.tokenizer.n_vocab)
 
-    def _chat_ids(self, messages: Sequence[Message], options: ChatOptions) -> list[int]:
-        return self.apply_template(
-            messages,
-            tools=options.tools or None,
-            continue_final=options.continue_final,
-            **options.template_args,
-        )
+    def _begin_chat(
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions,
+        params: SamplingParams,
+        emit: Callable[[Item], None],
+    ) -> Callable[[], None]:
+        found = self.conversation(messages, options)
+        return self._begin(found.ids, params, emit, found.shape)
 
     def _begin(
-        self, prompt: Prompt, params: SamplingParams, emit: Callable[[Item], None]
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        emit: Callable[[Item], None],
+        shape: AnswerShape | None = None,
     ) -> Callable[[], None]:
         """Start ``params.n`` answers to a prompt; how to end them."""
         drafter = self._speculation.drafter if self._speculation is not None else None
         ids, tokenizer = self._prompt_ids(prompt), self._model.tokenizer
-        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter)
+        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter, shape)
         self._worker.submit(*found)
         return partial(self._worker.cancel, *found)
 
