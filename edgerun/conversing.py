@@ -1,16 +1,27 @@
-"""Conversations: what a caller gives for one, checked."""
+"""Conversations: from messages and options to a prompt, and what to expect of its answer."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edgerun.chat import ChatOptions
+from edgerun.errors import RequestError, TemplateError, printable
+from edgerun.text.answer.formats import FORMATS, HARMONY, pick_format
+from edgerun.text.answer.reader import AnswerShape
+from edgerun.text.answer.reasoning import ReasoningTags, open_tags, tags_of
+from edgerun.text.answer.tools import Tools
+from edgerun.text.effort import EFFORTS, effort_variables
+from edgerun.text.messages import parse_tools
+from edgerun.text.template import ChatTemplate, Segment
+from edgerun.text.tokenizer import Tokenizer
 
-__all__ = ["split_overrides"]
+__all__ = ["Conversation", "check_options", "prepare", "split_overrides"]
 
 _OPTIONS = frozenset(f.name for f in dataclasses.fields(ChatOptions))
+_ASSISTANT = "<|start|>assistant"  # where harmony's messages begin
 
 
 def split_overrides(
@@ -23,3 +34,158 @@ def split_overrides(
     if options is None:
         return ChatOptions(**ours), rest
     return dataclasses.replace(options, **ours) if ours else options, rest
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation ready to be answered: the prompt's token ids, and the answer's shape, which
+    is None where nothing but text can come."""
+
+    ids: list[int]
+    shape: AnswerShape | None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """``tool_choice``, checked: whether calls are read, must come, and of which tool alone."""
+
+    offered: bool
+    forced: bool = False
+    name: str | None = None
+
+
+def check_options(options: ChatOptions, tools: Sequence[Mapping[str, Any]]) -> Choice:
+    """What ``options`` ask of ``tools``, which are checked.
+
+    Raises:
+        RequestError: an option is not one of its values, or names a tool that is not there.
+    """
+    effort, budget = options.reasoning_effort, options.reasoning_budget
+    if effort is not None and effort not in EFFORTS:
+        raise RequestError(
+            f"reasoning_effort must be one of {', '.join(EFFORTS)}, not "
+            f"{printable(repr(effort), 40)}",
+            param="reasoning_effort",
+        )
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int)):
+        raise RequestError(
+            f"reasoning_budget must be a whole number of tokens, not {printable(repr(budget), 40)}",
+            param="reasoning_budget",
+        )
+    if budget is not None and budget < 0:
+        raise RequestError(
+            f"reasoning_budget must be 0 or more, not {budget}", param="reasoning_budget"
+        )
+    if not isinstance(options.parallel_tool_calls, bool):
+        raise RequestError(
+            "parallel_tool_calls must be true or false, not "
+            f"{printable(repr(options.parallel_tool_calls), 40)}",
+            param="parallel_tool_calls",
+        )
+    return _choice(options.tool_choice, [t["function"]["name"] for t in tools])
+
+
+def _choice(asked: Any, names: Sequence[str]) -> Choice:
+    if asked in ("auto", "none"):
+        return Choice(offered=asked == "auto" and bool(names))
+    if isinstance(asked, Mapping):
+        named = asked.get("function", asked)
+        name = named.get("name") if isinstance(named, Mapping) else None
+        if name in names:
+            return Choice(offered=True, forced=True, name=name)
+        known = ", ".join(map(repr, names)) or "none"
+        raise RequestError(
+            f"tool_choice names {printable(repr(name), 80)}, which is not among the tools: "
+            f"{printable(known, 200)}",
+            param="tool_choice",
+        )
+    if asked != "required":
+        raise RequestError(
+            "tool_choice must be 'auto', 'none', 'required' or the name of a function, not "
+            f"{printable(repr(asked), 80)}",
+            param="tool_choice",
+        )
+    if not names:
+        raise RequestError("tool_choice is 'required', but there are no tools", param="tool_choice")
+    return Choice(offered=True, forced=True)
+
+
+def prepare(
+    messages: Sequence[Mapping[str, Any]],
+    options: ChatOptions,
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+) -> Conversation:
+    """Render a conversation, and find out what its answer may consist of.
+
+    Raises:
+        TemplateError: the model's template refuses the conversation; its own words.
+        RequestError: a message, a tool or an option is wrong; names it.
+    """
+    tools = parse_tools(options.tools or None) or []
+    choice = check_options(options, tools)
+    offered = tools if choice.offered else []
+    prompt = _rendered(messages, options, template, offered)
+    tags = _tags(template, tokenizer)
+    harmony = "<|channel|>" in template.source and "<|message|>" in template.source
+    written = "\0".join(s.text for s in prompt if s.trusted)
+    name = None
+    if offered and not harmony:
+        name = pick_format(
+            template.source,
+            offers_tools=template.supports_tools,
+            has_token=tokenizer.vocab.ids.__contains__,
+        )
+    shape = AnswerShape(
+        tags=() if harmony else tags,
+        opened=None if harmony else open_tags(tags, written),
+        format=FORMATS[name] if name is not None and name != HARMONY else None,
+        tools=Tools(offered) if offered else None,
+        harmony=harmony,
+        begun=_begun(prompt) if harmony else "",
+        most_calls=None if options.parallel_tool_calls else 1,
+    )
+    return Conversation(tokenizer.encode_segments(prompt), None if shape.plain else shape)
+
+
+def _rendered(
+    messages: Sequence[Mapping[str, Any]],
+    options: ChatOptions,
+    template: ChatTemplate,
+    tools: Sequence[Mapping[str, Any]],
+) -> list[Segment]:
+    effort = options.reasoning_effort
+    sets = [{}] if effort is None else effort_variables(template.source, effort)
+    first: TemplateError | None = None
+    for variables in sets:
+        try:
+            return template.render(
+                messages,
+                tools=tools or None,
+                add_generation_prompt=not options.continue_final,
+                continue_final=options.continue_final,
+                **{**variables, **options.template_args},
+            )
+        except TemplateError as e:  # perhaps it knows this effort by another name
+            first = first or e
+    assert first is not None
+    raise first
+
+
+def _tags(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[ReasoningTags, ...]:
+    """The tags the template names; else those a reasoning model's vocabulary has tokens for."""
+    found = tags_of(template.source)
+    if found or not {"<think>", "</think>"} <= tokenizer.vocab.ids.keys():
+        return found
+    return (ReasoningTags("<think>", "</think>"),)
+
+
+def _begun(prompt: Sequence[Segment]) -> str:
+    """What the prompt says already of the message that is to be gone on with."""
+    for i in range(len(prompt) - 1, -1, -1):
+        segment = prompt[i]
+        at = segment.text.rfind(_ASSISTANT) if segment.trusted else -1
+        if at >= 0:
+            rest = segment.text[at + len(_ASSISTANT) :]
+            return rest + "".join(s.text for s in prompt[i + 1 :])
+    return ""

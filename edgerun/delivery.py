@@ -24,6 +24,8 @@ from edgerun.core import (
 )
 from edgerun.engine.sampling import Sampled
 from edgerun.errors import ClosedError
+from edgerun.text.answer.pieces import Piece
+from edgerun.text.answer.reader import AnswerReader, AnswerShape
 from edgerun.text.detok import StreamDetokenizer
 from edgerun.text.tokenizer import Tokenizer
 
@@ -39,6 +41,7 @@ __all__ = [
     "Mailbox",
     "acollect",
     "collect",
+    "markup_ids",
     "off_loop",
 ]
 
@@ -52,8 +55,9 @@ _POLL = 0.2 if os.name == "nt" else None
 class Delivery:
     """The engine's sink for one request: detokenizes and emits chunks.
 
-    Tokens whose text is still held back (half a character, half a stop string) travel with the
-    next chunk that has text.
+    Tokens whose text is still held back (half a character, half a stop string, markup) travel with
+    the next chunk that has something to show. With a ``shape``, that of a conversation's answer,
+    reasoning, text and calls come apart.
     """
 
     def __init__(
@@ -63,10 +67,17 @@ class Delivery:
         last_prompt_id: int,
         emit: Callable[[Item], None],
         index: int = 0,
+        shape: AnswerShape | None = None,
     ) -> None:
         self._index = index
         self._tokenizer = tokenizer
-        self._detok = StreamDetokenizer(tokenizer, stop=params.stop, previous=last_prompt_id)
+        self._reader = None if shape is None else AnswerReader(shape)
+        self._detok = StreamDetokenizer(
+            tokenizer,
+            stop=params.stop,
+            previous=last_prompt_id,
+            shown=() if shape is None else markup_ids(tokenizer, shape.texts),
+        )
         self._emit = emit
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -81,13 +92,21 @@ class Delivery:
             self._ids.append(token.token_id)
             if token.logprob is not None:
                 self._logprobs.append(self._logprob(token))
-        if text:
+        if self._reader is not None:
+            self._send_pieces(self._reader.feed(text))
+        elif text:
             self._send(Chunk(text=text))
         return kept, self._detok.stopped or self._late
 
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
+        text = self._detok.flush()
+        if self._reader is not None:
+            self._send_pieces(self._reader.feed(text) + self._reader.finish())
+            text = ""
+            if reason is FinishReason.STOP and self._reader.calls:
+                reason = FinishReason.TOOL_CALLS
         last = Chunk(
-            text=self._detok.flush(),
+            text=text,
             finish_reason=FinishReason.LENGTH if self._late else reason,
             usage=usage,
             timings=timings,
@@ -111,6 +130,11 @@ class Delivery:
                 break
         return "".join(out), len(out)
 
+    def _send_pieces(self, pieces: Sequence[Piece]) -> None:
+        for p in pieces:
+            calls = () if p.call is None else (p.call,)
+            self._send(Chunk(text=p.text, reasoning=p.reasoning, tool_calls=calls))
+
     def _send(self, chunk: Chunk) -> None:
         ids, logprobs = tuple(self._ids), tuple(self._logprobs)
         self._ids.clear()
@@ -122,6 +146,12 @@ class Delivery:
         top = tuple(TokenLogprob(i, raw(i), p) for i, p in token.top or ())
         assert token.logprob is not None
         return TokenLogprob(token.token_id, raw(token.token_id), token.logprob, top)
+
+
+def markup_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
+    """The control tokens that ``texts`` are spelled with."""
+    spelled = (tokenizer.encode(t, add_bos=False, parse_special=True) for t in texts)
+    return frozenset(i for ids in spelled for i in ids if tokenizer.is_control(i))
 
 
 class Mailbox:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias
+from typing import Any
 
 from edgerun.backends.base import Backend
 from edgerun.chat import ChatOptions
-from edgerun.conversing import split_overrides
-from edgerun.core import Chunk, Completion, SamplingParams
+from edgerun.conversing import Conversation, prepare, split_overrides
+from edgerun.core import Completion, SamplingParams
+from edgerun.coroutines import Begun, Coroutines, Message, Prompt
 from edgerun.delivery import (
-    AsyncChunkStream,
-    AsyncMailbox,
     ChunkStream,
     Item,
     Mailbox,
-    acollect,
     collect,
-    off_loop,
 )
 from edgerun.embedding import Embedder, Embeddings
 from edgerun.engine import Engine, Limits, Metrics, Worker
@@ -33,17 +29,15 @@ from edgerun.kv_disk import open_disk, parse_limit
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
+from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
 from edgerun.text.tokenizer import Tokenizer
 
 __all__ = ["LLM"]
 
-Prompt: TypeAlias = "str | Sequence[int]"
-Message: TypeAlias = Mapping[str, Any]
 
-
-class LLM:
+class LLM(Coroutines):
     """A model, ready to generate. Safe to use from any number of threads; their requests run as
     one batch.
 
@@ -216,6 +210,20 @@ class LLM:
         )
         return self._model.tokenizer.encode_segments(segments)
 
+    def conversation(
+        self, messages: Sequence[Message], options: ChatOptions | None = None
+    ) -> Conversation:
+        """What :meth:`chat` makes of a conversation, without answering it: the prompt's token ids,
+        and how the answer is read.
+
+        Raises:
+            TemplateError: the model's template refuses the conversation; its own words.
+            RequestError: a message or an option is wrong; names it.
+        """
+        options = options or ChatOptions()
+        template = self.chat_template(tools=bool(options.tools) and options.tool_choice != "none")
+        return prepare(messages, options, template, self._model.tokenizer)
+
     def chat_template(self, *, tools: bool = False) -> ChatTemplate:
         """The model's chat template, compiled on first use; some files have one more for tools."""
         with self._template_lock:
@@ -282,69 +290,9 @@ class LLM:
     ) -> ChunkStream:
         """:meth:`chat` piece by piece."""
         asked, rest = split_overrides(options, overrides)
-        return self.stream(self._chat_ids(messages, asked), chosen_params(params, rest))
-
-    async def agenerate(
-        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
-    ) -> Completion:
-        """:meth:`generate` for coroutines; cancelling the task frees its place."""
-        chosen = chosen_params(params, overrides)
-        return await acollect(await self.start(prompt, chosen), chosen)
-
-    async def start(
-        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
-    ) -> AsyncChunkStream:
-        """:meth:`stream` for coroutines: when it returns the request is accepted and runs."""
-        chosen = chosen_params(params, overrides)
-        mailbox = AsyncMailbox()
-        # Long texts take a while: they must not hold up the caller's loop.
-        cancel, n = await off_loop(partial(self._begin, prompt, chosen, mailbox.put), _end)
-        return AsyncChunkStream(mailbox, cancel, self, chosen.n, prompt_tokens=n)
-
-    async def astream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
-    ) -> AsyncGenerator[Chunk, None]:
-        """:meth:`start` as a generator. It starts, and refuses, at the first ``anext``."""
-        async with contextlib.aclosing(await self.start(prompt, params, **overrides)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def achat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        options: ChatOptions | None = None,
-        **overrides: Any,
-    ) -> Completion:
-        """:meth:`chat` for coroutines."""
-        asked, rest = split_overrides(options, overrides)
-        chosen = chosen_params(params, rest)
-        return await acollect(await self.start_chat(messages, chosen, asked), chosen)
-
-    async def start_chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        options: ChatOptions | None = None,
-        **overrides: Any,
-    ) -> AsyncChunkStream:
-        """:meth:`stream_chat` for coroutines: when it returns the request is accepted and runs."""
-        asked, rest = split_overrides(options, overrides)
-        ids = await off_loop(partial(self._chat_ids, messages, asked))
-        return await self.start(ids, chosen_params(params, rest))
-
-    async def astream_chat(
-        self,
-        messages: Sequence[Message],
-        params: SamplingParams | None = None,
-        options: ChatOptions | None = None,
-        **overrides: Any,
-    ) -> AsyncGenerator[Chunk, None]:
-        """:meth:`start_chat` as a generator. It starts, and refuses, at the first ``anext``."""
-        begun = await self.start_chat(messages, params, options, **overrides)
-        async with contextlib.aclosing(begun) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        mailbox, chosen = Mailbox(), chosen_params(params, rest)
+        cancel, _ = self._begin_chat(messages, asked, chosen, mailbox.put)
+        return ChunkStream(mailbox, cancel, self, chosen.n)
 
     # -- vectors ------------------------------------------------------------------------------
 
@@ -371,17 +319,6 @@ class LLM:
         """
         return self._embedder.begin(texts, pooling, dimensions).result()
 
-    async def aembed(
-        self,
-        texts: str | Sequence[str | Sequence[int]],
-        *,
-        pooling: str | None = None,
-        dimensions: int | None = None,
-    ) -> Embeddings:
-        """:meth:`embed` for coroutines; cancelling the task ends the work."""
-        begin = partial(self._embedder.begin, texts, pooling, dimensions)
-        return await (await off_loop(begin, lambda begun: begun.cancel())).aresult()
-
     def close(self) -> None:
         """End running requests with ClosedError and free threads and memory. Idempotent."""
         self._close()
@@ -405,21 +342,27 @@ class LLM:
     def _ids(self, ids: Sequence[int]) -> list[int]:
         return token_ids(ids, self._model.tokenizer.n_vocab)
 
-    def _chat_ids(self, messages: Sequence[Message], options: ChatOptions) -> list[int]:
-        return self.apply_template(
-            messages,
-            tools=options.tools or None,
-            continue_final=options.continue_final,
-            **options.template_args,
-        )
+    def _begin_chat(
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions,
+        params: SamplingParams,
+        emit: Callable[[Item], None],
+    ) -> Begun:
+        found = self.conversation(messages, options)
+        return self._begin(found.ids, params, emit, found.shape)
 
     def _begin(
-        self, prompt: Prompt, params: SamplingParams, emit: Callable[[Item], None]
-    ) -> tuple[Callable[[], None], int]:
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        emit: Callable[[Item], None],
+        shape: AnswerShape | None = None,
+    ) -> Begun:
         """Start ``params.n`` answers to a prompt; how to end them, and the prompt's tokens."""
         drafter = self._speculation.drafter if self._speculation is not None else None
         ids, tokenizer = self._prompt_ids(prompt), self._model.tokenizer
-        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter)
+        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter, shape)
         self._worker.submit(*found)
         return partial(self._worker.cancel, *found), found[0].n_prompt
 
@@ -437,7 +380,3 @@ def _both(first: Callable[[], None], then: Callable[[], None]) -> None:
 
 def _keep(backend: Backend) -> None:
     """The caller closes ``backend``; until the worker ends, it must not be collected."""
-
-
-def _end(begun: tuple[Callable[[], None], int]) -> None:
-    begun[0]()

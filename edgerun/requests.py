@@ -15,6 +15,7 @@ from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import Drafter
 from edgerun.engine.sampling import Sampler
 from edgerun.errors import ContextLengthError, RequestError, printable
+from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.tokenizer import Tokenizer
 
 __all__ = ["check_count", "check_seconds", "chosen_params", "sequences", "token_ids"]
@@ -84,9 +85,10 @@ def sequences(
     n_ctx: int,
     emit: Callable[[Item], None],
     drafter: Callable[[], Drafter] | None = None,
+    shape: AnswerShape | None = None,
 ) -> list[EngineSequence]:
     """The ``params.n`` answers to a prompt; the first leads, the others go on from its prompt.
-    ``drafter`` makes each one's own.
+    ``drafter`` makes each one's own. ``shape`` is that of the answers to a conversation.
 
     Raises:
         RequestError: the prompt or a parameter is unusable.
@@ -124,7 +126,7 @@ def sequences(
             list(ids),
             params,
             sampler,
-            Delivery(tokenizer, params, ids[-1], emit, index),
+            Delivery(tokenizer, params, ids[-1], emit, index, shape),
             max_tokens=wanted if shift else min(wanted, room),
             eog_ids=ends,
             priority=params.priority,

@@ -32,8 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 PART_OF_LLM = {
-    "bench", "conversing", "delivery", "embedding", "kv_disk", "loading", "perplexity", "planning",
-    "requests", "speculating",
+    "bench", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "loading",
+    "perplexity", "planning", "requests", "speculating",
 }  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 450, 80

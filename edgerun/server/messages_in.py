@@ -187,7 +187,7 @@ def _thinking(body: CountBody) -> tuple[str | None, int | None]:
                 f"thinking.budget_tokens is {budget}, which leaves nothing of max_tokens {limit}",
                 "thinking.budget_tokens",
             )
-    return _EFFORT.get(effort or "", None), budget
+    return _EFFORT.get(effort or ""), budget
 
 
 # -- messages -----------------------------------------------------------------------------------

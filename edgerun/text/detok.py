@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from edgerun.text.stops import StopMatcher
 from edgerun.text.tokenizer import Tokenizer
@@ -30,6 +30,7 @@ class StreamDetokenizer:
         stop: Sequence[str] = (),
         previous: int | None = None,
         special: bool = False,
+        shown: Collection[int] = (),
     ) -> None:
         """
         Args:
@@ -38,9 +39,11 @@ class StreamDetokenizer:
                 of a text. Decides whether a leading space belongs to the text, in vocabularies
                 that put one before each text.
             special: show control tokens instead of dropping them.
+            shown: control tokens to show in any case.
         """
         self._tokenizer = tokenizer
         self._special = special
+        self._shown = frozenset(shown)
         self._fresh = tokenizer.space_prefix and (
             previous is None or tokenizer.starts_text(previous)
         )
@@ -62,7 +65,7 @@ class StreamDetokenizer:
             RequestError: the id is outside the vocabulary.
         """
         t = self._tokenizer
-        data = t.token_bytes(token_id, special=self._special)
+        data = t.token_bytes(token_id, special=self._special or token_id in self._shown)
         if t.space_prefix:
             starts = t.starts_text(token_id)
             if self._fresh and not starts and data.startswith(b" "):

@@ -13,7 +13,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["EOG_TEXTS", "FIM_FILE_TEXTS", "FIM_TEXTS", "FimTokens", "TokenType", "is_marker", "retype"]
+__all__ = [
+    "EOG_TEXTS",
+    "FIM_FILE_TEXTS",
+    "FIM_TEXTS",
+    "FimTokens",
+    "TokenType",
+    "is_marker",
+    "retype",
+]
 
 
 class TokenType(enum.IntEnum):
