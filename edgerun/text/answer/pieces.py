@@ -30,7 +30,7 @@ class Out:
     """
 
     def __init__(self, *, sure: bool = False, most: int | None = None) -> None:
-        self._sure = sure
+        self.sure = sure
         self._most = most
         self._pieces: list[Piece] = []
         self._pending: list[Piece] = []
@@ -119,13 +119,13 @@ class Out:
     def abandon(self) -> None:
         """What was begun since the last :meth:`commit` is no call."""
         self._pending.clear()
-        if not self._sure:
+        if not self.sure:
             self._calls = self.calls
 
     def _add(self, delta: ToolCallDelta) -> None:
         if self._most is not None and delta.index >= self._most:
             return
-        if self._sure:
+        if self.sure:
             if delta.id is not None:
                 self.turn()
             self._pieces.append(Piece(call=delta))
