@@ -16,6 +16,7 @@ _API = {
     "LLM": "edgerun.llm",
     "Chunk": "edgerun.core",
     "Completion": "edgerun.core",
+    "Constraint": "edgerun.core",
     "FinishReason": "edgerun.core",
     "SamplingParams": "edgerun.core",
     "TokenLogprob": "edgerun.core",
@@ -28,6 +29,7 @@ __all__ = [
     "LLM",
     "Chunk",
     "Completion",
+    "Constraint",
     "FinishReason",
     "SamplingParams",
     "Timings",
@@ -42,6 +44,7 @@ if _TYPE_CHECKING:
     from edgerun.core import (
         Chunk,
         Completion,
+        Constraint,
         FinishReason,
         SamplingParams,
         Timings,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import enum
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from edgerun.errors import RequestError
+from edgerun.errors import RequestError, printable
 
 __all__ = [
+    "CONSTRAINT_KINDS",
     "DEFAULT_SAMPLERS",
     "Chunk",
     "Completion",
+    "Constraint",
     "FinishReason",
     "SamplingParams",
     "Timings",
@@ -46,6 +49,71 @@ class FinishReason(str, enum.Enum):
 
     def __str__(self) -> str:
         return self.value
+
+
+#: What :class:`Constraint` takes.
+CONSTRAINT_KINDS = ("json_schema", "json_object", "regex", "lark", "gbnf")
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a generated text must look like, from its first to its last character.
+
+    The model chooses among the tokens that can still lead to such a text; once it is complete, it
+    ends with ``stop``. A text cut short by ``max_tokens`` or a stop string is a valid beginning.
+
+    Attributes:
+        kind: what ``source`` is:
+
+            - ``json_schema``: JSON Schema, draft 2020-12, as JSON text or as what ``json.loads``
+              makes of it. A keyword that cannot be enforced is refused, never ignored.
+            - ``json_object``: any JSON object; ``source`` stays empty.
+            - ``regex``: a regular expression for the whole text, Rust's dialect.
+            - ``lark``: a grammar in llguidance's dialect of Lark. It may embed schemas
+              (``%json {...}``), name special tokens (``<tool_call>``), and begin with free text
+              that ends where the model writes a trigger; see :mod:`edgerun.structured`.
+            - ``gbnf``: a grammar in llama.cpp's format.
+        source: the schema, expression or grammar. A schema is kept as JSON text.
+        param: the field of the caller's request that ``source`` came from; errors name it.
+
+    Raises:
+        RequestError: an unknown kind, or a source that is not what the kind asks for.
+    """
+
+    kind: str
+    source: Any = ""
+    param: str = "constraint"
+
+    def __post_init__(self) -> None:
+        if self.kind not in CONSTRAINT_KINDS:
+            raise RequestError(
+                f"unknown kind of constraint {printable(repr(self.kind), 40)}; "
+                f"known: {', '.join(CONSTRAINT_KINDS)}",
+                param=self.param,
+            )
+        if self.kind == "json_schema" and isinstance(self.source, (Mapping, bool)):
+            object.__setattr__(self, "source", self._text())
+        if not isinstance(self.source, str):
+            raise RequestError(
+                f"{self.param}: the source of a {self.kind} constraint must be text, "
+                f"not {type(self.source).__name__}",
+                param=self.param,
+            )
+        if self.kind != "json_object" and not self.source.strip():
+            raise RequestError(
+                f"{self.param}: the {self.kind} constraint is empty", param=self.param
+            )
+
+    def _text(self) -> str:
+        try:
+            return json.dumps(self.source, ensure_ascii=False, allow_nan=False)
+        except RecursionError:
+            wrong = "it is nested too deep"
+        except (TypeError, ValueError) as e:
+            wrong = str(e)
+        raise RequestError(
+            f"{self.param}: the schema is not JSON: {printable(wrong)}", param=self.param
+        )
 
 
 @dataclass(frozen=True)
@@ -85,6 +153,8 @@ class SamplingParams:
             ending with ``length``. What is kept is computed again.
         n_keep: first tokens of the prompt that are never dropped; -1 = the whole prompt.
         priority: of requests that wait, a higher one counts as having come 30 s earlier.
+        constraint: what the text must look like. It masks tokens before any of the samplers sees
+            them; log-probabilities stay those of the model alone.
     """
 
     max_tokens: int | None = None
@@ -121,6 +191,7 @@ class SamplingParams:
     context_shift: bool = False
     n_keep: int = 0
     priority: int = 0
+    constraint: Constraint | None = None
 
     def __post_init__(self) -> None:
         _check(self)
@@ -188,6 +259,11 @@ def _check(p: SamplingParams) -> None:
             raise RequestError(
                 f"{name} must be true or false, not {getattr(p, name)!r}", param=name
             )
+    if p.constraint is not None and not isinstance(p.constraint, Constraint):
+        raise RequestError(
+            f"constraint must be a Constraint, not {type(p.constraint).__name__}",
+            param="constraint",
+        )
     if not isinstance(p.logit_bias, Mapping):
         raise RequestError(
             f"logit_bias must map token ids to numbers, not {p.logit_bias!r}", param="logit_bias"
