@@ -49,7 +49,10 @@ class Delivery:
     ) -> None:
         self._index = index
         self._tokenizer = tokenizer
-        self._detok = StreamDetokenizer(tokenizer, stop=params.stop, previous=last_prompt_id)
+        exact = params.constraint is not None and params.constraint.kind != "lark"
+        self._detok = StreamDetokenizer(
+            tokenizer, stop=params.stop, previous=last_prompt_id, exact=exact
+        )
         self._emit = emit
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []

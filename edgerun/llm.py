@@ -24,11 +24,13 @@ from edgerun.delivery import (
 from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import whole_drafts
+from edgerun.engine.sampling.constraint import TokenConstraint
 from edgerun.errors import ClosedError, RequestError
 from edgerun.kv_disk import open_disk, parse_limit
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
+from edgerun.structured.grammars import Grammars
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
 from edgerun.text.tokenizer import Tokenizer
@@ -124,6 +126,7 @@ class LLM:
         self.name: str = resolved.name
         self._templates: dict[bool, ChatTemplate] = {}
         self._template_lock = threading.Lock()
+        self._grammars = Grammars(self._model.tokenizer)
         kv = self._model.kv
         limits = Limits(max_rows=max_batch, gap=token_gap)
         program, widths = self._model.program, whole_drafts
@@ -249,8 +252,8 @@ class LLM:
         """:meth:`generate` piece by piece. The request starts at once; closing or abandoning the
         iterator frees its place."""
         mailbox = Mailbox()
-        ids, chosen = self._prompt_ids(prompt), chosen_params(params, overrides)
-        sequences = self._submit(ids, chosen, mailbox.put)
+        chosen = chosen_params(params, overrides)
+        sequences = self._submit(*self._prepared(prompt, chosen), chosen, mailbox.put)
         return ChunkStream(mailbox, partial(self._worker.cancel, *sequences), self, chosen.n)
 
     def chat(
@@ -291,9 +294,10 @@ class LLM:
     ) -> AsyncGenerator[Chunk, None]:
         """:meth:`stream` for coroutines. It starts, and refuses, at the first ``anext``."""
         chosen = chosen_params(params, overrides)
-        ids = await off_loop(self._prompt_ids, prompt)  # long texts take a while
+        # Long texts and grammars take a while.
+        ids, constraints = await off_loop(self._prepared, prompt, chosen)
         mailbox = AsyncMailbox()
-        sequences = self._submit(ids, chosen, mailbox.put)
+        sequences = self._submit(ids, constraints, chosen, mailbox.put)
         left = len(sequences)
         try:
             while left:
@@ -339,18 +343,30 @@ class LLM:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _prompt_ids(self, prompt: Prompt) -> list[int]:
-        return self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt)
+    def _prepared(
+        self, prompt: Prompt, params: SamplingParams
+    ) -> tuple[list[int], Sequence[TokenConstraint]]:
+        """The prompt's ids and the answers' constraints, if they have any."""
+        ids = self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt)
+        if params.constraint is None:
+            return ids, ()
+        can_end = not params.ignore_eos
+        return ids, self._grammars.matchers(params.constraint, params.n, can_end=can_end)
 
     def _ids(self, ids: Sequence[int]) -> list[int]:
         return token_ids(ids, self._model.tokenizer.n_vocab)
 
     def _submit(
-        self, ids: list[int], params: SamplingParams, emit: Callable[[Item], None]
+        self,
+        ids: list[int],
+        constraints: Sequence[TokenConstraint],
+        params: SamplingParams,
+        emit: Callable[[Item], None],
     ) -> list[EngineSequence]:
         """Start ``params.n`` answers to a prompt."""
         drafter = self._speculation.drafter if self._speculation is not None else None
-        found = sequences(ids, params, self._model.tokenizer, self.n_ctx, emit, drafter)
+        tokenizer = self._model.tokenizer
+        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter, constraints)
         self._worker.submit(*found)
         return found
 

@@ -14,6 +14,7 @@ from edgerun.delivery import Delivery, Item
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import Drafter
 from edgerun.engine.sampling import Sampler
+from edgerun.engine.sampling.constraint import TokenConstraint
 from edgerun.errors import ContextLengthError, RequestError, printable
 from edgerun.text.tokenizer import Tokenizer
 
@@ -83,10 +84,11 @@ def sequences(
     tokenizer: Tokenizer,
     n_ctx: int,
     emit: Callable[[Item], None],
-    drafter: Callable[[], Drafter] | None = None,
+    drafter: Callable[[TokenConstraint | None], Drafter] | None = None,
+    constraints: Sequence[TokenConstraint] = (),
 ) -> list[EngineSequence]:
     """The ``params.n`` answers to a prompt; the first leads, the others go on from its prompt.
-    ``drafter`` makes each one's own.
+    ``drafter`` makes each one's own. ``constraints`` are theirs, or empty.
 
     Raises:
         RequestError: the prompt or a parameter is unusable.
@@ -108,6 +110,7 @@ def sequences(
     seed = params.seed if params.seed is not None else secrets.randbits(64)
     found: list[EngineSequence] = []
     for index in range(params.n):
+        constraint = constraints[index] if constraints else None
         sampler = Sampler(
             params,
             tokenizer.n_vocab,
@@ -116,6 +119,7 @@ def sequences(
             stream=index,
             token_bytes=tokenizer.token_bytes,
             prompt_ids=ids,
+            constraint=constraint,
         )
         sequence = EngineSequence(
             list(ids),
@@ -127,7 +131,7 @@ def sequences(
             priority=params.priority,
             n_ctx=n_ctx if shift else 0,
             n_keep=n_keep,
-            drafter=drafter() if drafter is not None else None,
+            drafter=drafter(constraint) if drafter is not None else None,
             leader=found[0] if found else None,
         )
         found.append(sequence)

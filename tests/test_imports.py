@@ -32,6 +32,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 PART_OF_LLM = {
     "bench", "delivery", "kv_disk", "loading", "perplexity", "planning", "requests", "speculating",
+    "structured",
 }  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 450, 80
