@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,7 +53,27 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             raise RequestError(f"{param} must be the JSON Schema of an object", param=param)
         schema = {"type": "object", **schema}
         prepare_schema(json.dumps(schema, ensure_ascii=False), param)
-        out[function["name"]] = schema
+        out[function["name"]] = _closed(schema)
+    return out
+
+
+#: With one of these an object's own properties are not all it may have.
+_OPEN = frozenset(
+    "additionalProperties unevaluatedProperties patternProperties allOf anyOf oneOf $ref".split()
+)
+
+
+def _closed(schema: Any) -> Any:
+    """``schema`` without properties it does not name, where it leaves that open: a model would
+    make them up, one after the other."""
+    if isinstance(schema, list):
+        return [_closed(x) for x in schema]
+    if not isinstance(schema, dict):
+        return schema
+    out = {k: v if k in ("enum", "const", "default") else _closed(v) for k, v in schema.items()}
+    named = isinstance(schema.get("properties"), dict)
+    if named and schema.get("type", "object") == "object" and not _OPEN & schema.keys():
+        out["additionalProperties"] = False
     return out
 
 
@@ -77,6 +97,16 @@ class Spelling:
             for p in parts
             if p
         )
+
+    def ids(self, text: str) -> tuple[int, ...]:
+        """The tokens of ``text`` where it goes on from other text, special ones as such."""
+        out: list[int] = []
+        for part in self._cut.split(text) if self._special else [text]:
+            if part in self._special:
+                out.append(self._special[part])
+            elif part:
+                out += self._tokenizer.encode_more(part)
+        return tuple(out)
 
     def free(self, name: str, end: str) -> str | None:
         """Lark rules named ``name`` for any text up to the special token that ``end`` starts with;
@@ -114,9 +144,7 @@ def constrain_calls(
         if not choice.forced:
             return None
         syntax = SYNTAXES["generic"]
-    lark = calls_grammar(
-        syntax, schemas, spelling.speller, forced=choice.forced, parallel=parallel
-    )
+    lark = calls_grammar(syntax, schemas, spelling.speller, forced=choice.forced, parallel=parallel)
     return None if lark is None else Constraint("lark", lark, param="tools")
 
 
@@ -152,7 +180,7 @@ def _or_text(
 
 def gate_of(
     shape: AnswerShape,
-    tokenizer: Tokenizer,
+    spelling: Callable[[], Spelling],
     budget: int | None,
     *,
     constrained: bool,
@@ -165,17 +193,12 @@ def gate_of(
         constrained: whether the answer is.
         calls_forced: whether it is calls alone.
     """
-    if budget is None and not constrained:
-        return None
-
-    def ids(text: str) -> tuple[int, ...]:
-        return tuple(tokenizer.encode(text, add_bos=False, parse_special=True))
-
-    if shape.harmony:
-        return _harmony_gate(shape, ids, budget, constrained, calls_forced)
     tags = shape.opened or next(iter(shape.tags), None)
-    if tags is None:
+    if (budget is None and not constrained) or not (tags or shape.harmony):
         return None
+    ids = spelling().ids
+    if tags is None:
+        return _harmony_gate(shape, ids, budget, constrained, calls_forced)
     return Gate(
         opened=shape.opened is not None,
         open=tags.open.encode(),
@@ -193,7 +216,11 @@ def _closing(tags: ReasoningTags) -> str:
 
 
 def _harmony_gate(
-    shape: AnswerShape, ids: Any, budget: int | None, constrained: bool, calls_forced: bool
+    shape: AnswerShape,
+    ids: Callable[[str], tuple[int, ...]],
+    budget: int | None,
+    constrained: bool,
+    calls_forced: bool,
 ) -> Gate | None:
     """Harmony's analysis channel; an answer that is constrained is the final one."""
     analysis, final = "<|channel|>analysis<|message|>", "<|channel|>final"

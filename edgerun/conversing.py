@@ -149,7 +149,7 @@ def prepare(
         budget = 0
     gate = gate_of(
         shape,
-        tokenizer,
+        spelling,
         budget,
         constrained=constraint is not None,
         calls_forced=choice.forced,
@@ -199,7 +199,9 @@ def _sure(
         form = FORMATS["generic"]
     sure = ("",) if choice.forced else ()
     if syntax is not None and syntax.trigger and constraint.param == "tools":
-        sure += tuple(m for m in (form.marks if form else ()) if syntax.trigger.strip().startswith(m))
+        sure += tuple(
+            m for m in (form.marks if form else ()) if syntax.trigger.strip().startswith(m)
+        )
     return dataclasses.replace(shape, format=form, sure=sure)
 
 

@@ -13,6 +13,7 @@ import math
 
 import numpy as np
 
+from edgerun.engine.sampling.constraint import Bits
 from edgerun.engine.sampling.cut import MASS_NOISE, lightest
 from edgerun.engine.sampling.native import F32, F64, I32, TOP_K_MAX, Scans, address
 from edgerun.engine.sampling.sparse import Adjust, Sparse, dynamic_temperature
@@ -21,6 +22,7 @@ from edgerun.errors import GenerationError
 __all__ = ["Dense", "Pool"]
 
 _COLDEST = 1e-20
+_FEW = 2048  # so many candidates are cheaper to list than to mask the others
 
 
 class Dense:
@@ -79,6 +81,30 @@ class Dense:
             self._x[ids] = change(old * self._scale, slice(None)) / self._scale
             self._max = None
         return self
+
+    def only(self, allowed: Bits) -> Dense | Sparse:
+        """Those of the candidates that are allowed, bool [n].
+
+        Raises:
+            GenerationError: a logit is NaN or +inf, or none is left.
+        """
+        _ = self.best
+        count = int(np.count_nonzero(allowed))
+        if count == self._scans.n:
+            return self
+        if count <= _FEW:
+            ids = np.flatnonzero(allowed).astype(np.int32)
+            vals = self._x[ids]
+            if not (possible := vals > -np.inf).all():
+                ids, vals = ids[possible], vals[possible]
+            if not len(ids):
+                check(-math.inf)
+            return self._sparse(ids, vals)
+        x = self._scans.copy_of(self._x)
+        x[~allowed] = -np.inf
+        masked = Dense(x, self._scans)
+        masked._scale, masked._owned = self._scale, True
+        return masked
 
     def greedy(self) -> Sparse:
         """The likeliest token alone; of equals the smallest id."""
@@ -211,5 +237,5 @@ def check(best: float) -> None:
     if best == -math.inf:
         raise GenerationError(
             "no token can be sampled: every logit is -inf or masked; "
-            "check logit_bias and ignore_eos"
+            "check logit_bias, ignore_eos and the constraint"
         )

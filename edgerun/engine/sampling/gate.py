@@ -112,7 +112,8 @@ class ReasoningGate:
                 self._look_for_open(token_id)
         else:
             opens = self._may_open and token_id == gate.open_ids[0]
-            if opens and not self._then.fits([token_id]):
+            # A mark of one token is one; of several, the first could be the answer's own.
+            if opens and (len(gate.open_ids) == 1 or not self._then.fits([token_id])):
                 self._before, self._inside = False, True
                 self._queue = list(gate.open_ids[1:])
                 return

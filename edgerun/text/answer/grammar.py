@@ -12,6 +12,8 @@ from edgerun.text.answer.syntax import Syntax
 
 __all__ = ["Speller", "calls_grammar"]
 
+#: Calls in a block, and where calls must come, blocks: weak models never stop by themselves.
+_MOST = 16
 _PART = re.compile(r"(%[NnAIS])")
 
 
@@ -68,7 +70,7 @@ class _Grammar:
         block = self._rule(self._block(parallel))
         if not parallel or s.again is None:
             return block
-        return f"{block} ({self._text(s.again)} {block})*"
+        return f"{block} ({self._text(s.again)} {block}){{0,{_MOST - 1}}}"
 
     def _auto(self, parallel: bool) -> str:
         s = self._syntax
@@ -95,7 +97,7 @@ class _Grammar:
         parts = [self._text(s.begin[begin_cut:]), first]
         if parallel and s.between is not None:
             more = first if cut == begin_cut else self._rule(self._calls(0))
-            parts.append(f"({self._text(s.between)} {more})*")
+            parts.append(f"({self._text(s.between)} {more}){{0,{_MOST - 1}}}")
         return " ".join(filter(None, [*parts, self._text(s.end)]))
 
     def _calls(self, cut: int) -> str:

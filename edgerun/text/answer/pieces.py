@@ -108,6 +108,11 @@ class Out:
         if text:
             self._add(ToolCallDelta(self._calls - 1, text))
 
+    @property
+    def begun(self) -> bool:
+        """Whether a call was passed on that is not complete."""
+        return self.sure and self._calls > self.calls
+
     def commit(self) -> None:
         """The calls so far are what they seemed to be."""
         if self._calls > self.calls:

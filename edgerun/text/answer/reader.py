@@ -161,6 +161,10 @@ class AnswerReader:
         try:
             yield from form.read(s, out, tools, mark)
         except Malformed:
+            if out.begun:  # cut short; what came of it has been passed on
+                s.release()
+                yield from s.until(Marks([]), lambda _: None)
+                return
             s.rewind()
             out.abandon()
             if out.calls == before and mark:
