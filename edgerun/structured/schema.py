@@ -29,6 +29,7 @@ _MAX_PROPERTIES = 1000
 _MAX_REFS = 1000
 _MAX_MULTIPLE = 10_000
 
+_NOTHING = object()
 _TYPES = ("null", "boolean", "object", "array", "number", "string", "integer")
 _REFUSED = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "uniqueItems",
@@ -151,7 +152,7 @@ class _Checker:
         for key, v in s.items():
             if key in _REFUSED and not any(json_equal(v, idle) for idle in _IDLE.get(key, ())):
                 raise self._refuse(path, key, "cannot be enforced by a grammar: leave it out")
-            if (value := self._keyword(key, v, path, s, types)) is not None:
+            if (value := self._keyword(key, v, path, s, types)) is not _NOTHING:
                 name = "anyOf" if key == "oneOf" else key
                 if name in out:  # both anyOf and oneOf: each must hold
                     out.setdefault("allOf", []).append({"anyOf": value})
@@ -175,7 +176,7 @@ class _Checker:
     def _keyword(
         self, key: str, v: Any, path: str, s: Mapping[str, Any], types: tuple[str, ...]
     ) -> Any:
-        """What becomes of a keyword; None if nothing."""
+        """What becomes of a keyword."""
         if key == "type":
             return v
         if key in _LISTS or (key == "items" and isinstance(v, list)):
@@ -204,7 +205,7 @@ class _Checker:
             return self._format(v, path, types)
         if key == "$id" and path != "#" and isinstance(v, str):
             raise self._refuse(path, key, "is only understood at the root")
-        return None
+        return _NOTHING
 
     def _list(self, key: str, v: Any, path: str) -> list[Any]:
         if not isinstance(v, list) or (not v and key != "items"):
@@ -271,11 +272,11 @@ class _Checker:
             raise self._refuse(path, key, why)
         return v
 
-    def _format(self, v: Any, path: str, types: tuple[str, ...]) -> str | None:
+    def _format(self, v: Any, path: str, types: tuple[str, ...]) -> Any:
         if not isinstance(v, str):
             raise self._refuse(path, "format", "must be a string")
         if "string" not in types or v in _HINTS:
-            return None
+            return _NOTHING
         if v not in _FORMATS:
             raise self._refuse(
                 path, "format", f"is {printable(repr(v), 40)}, which cannot be enforced; "

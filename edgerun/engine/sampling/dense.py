@@ -16,8 +16,7 @@ import numpy as np
 from edgerun.engine.sampling.constraint import Bits
 from edgerun.engine.sampling.cut import MASS_NOISE, lightest
 from edgerun.engine.sampling.native import F32, F64, I32, TOP_K_MAX, Scans, address
-from edgerun.engine.sampling.sparse import Adjust, Sparse, dynamic_temperature
-from edgerun.errors import GenerationError
+from edgerun.engine.sampling.sparse import Adjust, Sparse, check, dynamic_temperature
 
 __all__ = ["Dense", "Pool"]
 
@@ -218,24 +217,3 @@ class Dense:
 
 
 Pool = Dense | Sparse
-
-
-def check(best: float) -> None:
-    """Refuse a row by its largest logit.
-
-    Raises:
-        GenerationError: it is NaN, +inf, or -inf: nothing can be sampled.
-    """
-    if math.isnan(best):
-        raise GenerationError(
-            "the model produced NaN logits: its file or this backend is broken here"
-        )
-    if best == math.inf:
-        raise GenerationError(
-            "the model produced an infinite logit: its file or this backend is broken here"
-        )
-    if best == -math.inf:
-        raise GenerationError(
-            "no token can be sampled: every logit is -inf or masked; "
-            "check logit_bias, ignore_eos and the constraint"
-        )
