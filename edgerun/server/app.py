@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 __all__ = ["ROUTES", "create_app"]
 
 #: Modules of this package that have a ``router``; earlier ones win.
-ROUTES = ("chat_completions", "completions", "models_api", "health")
+ROUTES = (
+    "chat_completions", "completions", "embeddings", "models_api", "health", "lmstudio", "pages",
+)  # fmt: skip
 
 _DESCRIPTION = """\
 Language models on this machine. The routes under `/v1` also answer without that prefix, as some
