@@ -58,9 +58,8 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 #: With one of these an object's own properties are not all it may have.
-_OPEN = frozenset(
-    ["additionalProperties", "unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"]
-)
+_OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
+_OPEN |= {"$ref", "allOf", "anyOf", "oneOf"}
 
 
 def _closed(schema: Any) -> Any:

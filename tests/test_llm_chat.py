@@ -62,7 +62,8 @@ def check_deltas(deltas: list[ToolCallDelta], whole: Completion) -> None:
             assert d.name == whole.tool_calls[d.index].name
             arguments.append("")
         else:
-            assert d.id is None and d.name is None
+            assert d.id is None
+            assert d.name is None
         arguments[d.index] += d.arguments
     assert arguments == [c.arguments for c in whole.tool_calls]
     assert len({c.id for c in whole.tool_calls}) == len(arguments)
@@ -234,8 +235,8 @@ def starting(llm: LLM, text: str) -> dict[int, float]:
 
 
 def test_text_or_calls_where_both_are_constrained(smol: LLM) -> None:
-    schema = Constraint("json_schema", {"type": "object", "properties": {"ok": {"type": "boolean"}},
-                                        "required": ["ok"], "additionalProperties": False})  # fmt: skip
+    ok = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
+    schema = Constraint("json_schema", {**ok, "additionalProperties": False})
     got = smol.chat(USER, SHORT, tools=TOOLS, constraint=schema, parallel_tool_calls=False)
     assert got.tool_calls or set(json.loads(got.text)) == {"ok"}
 

@@ -38,6 +38,7 @@ from edgerun.text.template_input import (
     count_chars,
     developer_to_system,
     shaped,
+    short_id,
     with_sentinel,
 )
 from edgerun.text.tool_prompt import fold_history, fold_system, fold_tools
@@ -256,7 +257,7 @@ class ChatTemplate:
         end = time.thread_time() + (seconds or self._seconds)
         for s in (style,) if style else self._styles(messages, tools):
             values = {**self._base, **self._aliases(tools), **variables}
-            values["messages"] = [shaped(m, s, self._tags) for m in messages]
+            values["messages"] = [shaped(m, s, self._tags) for m in map(self._with_ids, messages)]
             values["tools"] = [] if tools is None and s.empty_tools else tools
             size = count_chars(values)
             try:
@@ -266,6 +267,16 @@ class ChatTemplate:
                 first = first or e
         assert first is not None
         raise first
+
+    def _with_ids(self, m: Message) -> Message:
+        """``m`` with call ids of nine letters and digits, where the template takes no others:
+        Mistral's."""
+        if not (m.tool_calls or m.tool_call_id) or "length 9" not in self.source:
+            return m
+        calls = tuple(replace(c, id=c.id and short_id(c.id)) for c in m.tool_calls)
+        return replace(
+            m, tool_calls=calls, tool_call_id=m.tool_call_id and short_id(m.tool_call_id)
+        )
 
     def _styles(self, messages: Sequence[Message], tools: Any) -> Iterator[Style]:
         nulls = ("absent", "empty", "none") if any(m.content is None for m in messages) else ("",)

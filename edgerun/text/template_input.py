@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ __all__ = [
     "count_chars",
     "developer_to_system",
     "shaped",
+    "short_id",
     "with_sentinel",
 ]
 
@@ -67,6 +69,13 @@ def _shaped_call(call: ToolCall, style: Style) -> dict[str, Any]:
         "function": {"name": call.name, "arguments": arguments},
     }
     return out if call.id is None else {"id": call.id, **out}
+
+
+def short_id(call_id: str) -> str:
+    """``call_id`` if it is nine letters and digits, else nine that stand for it."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode()).hexdigest()[:9]
 
 
 def developer_to_system(messages: Sequence[Message]) -> list[Message]:

@@ -1,5 +1,7 @@
 """Answers come apart the same however they are cut: reasoning, text, calls in every format."""
 
+# ruff: noqa: E501  markup as models write it
+
 from __future__ import annotations
 
 import random

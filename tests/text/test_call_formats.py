@@ -214,3 +214,15 @@ def test_an_answer_of_a_model_that_reasons_first() -> None:
     solar = AnswerShape(tags=tags_of(template("upstage-Solar-Open-100B").source))
     text = "<|think|>Hm.<|end|><|begin|>assistant<|content|>Hi"
     assert read(solar, [text]) == Answer("Hi", "Hm.")
+
+
+@pytest.mark.parametrize(
+    "name", ["mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506"]
+)
+def test_ids_that_a_template_would_refuse_are_replaced(name: str) -> None:
+    calls = [{**call(1, *map_json(ROME)), "id": "call_0123456789abcdef"}]
+    said = {"role": "assistant", "content": None, "tool_calls": calls}
+    result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "RESULT"}
+    text = template(name).render_text([USER, said, result], tools=TOOLS)
+    assert "call_0123" not in text
+    assert "RESULT" in text

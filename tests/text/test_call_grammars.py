@@ -79,7 +79,8 @@ def test_calls_follow_their_schemas(name: str, forced: bool, parallel: bool) -> 
     syntax = SYNTAXES[name]
     grammar = calls_grammar(syntax, SCHEMAS, SPELLER, forced=forced, parallel=parallel)
     if grammar is None:
-        assert not syntax.trigger and not forced
+        assert not syntax.trigger
+        assert not forced
         return
     form = READER.get(name, name)
     shape = AnswerShape(format=FORMATS.get(form), tools=TOOLS, harmony=form == HARMONY)
