@@ -56,7 +56,7 @@ class Gate:
                 f"pages from {printable(repr(origin), 80)} may not use this server: "
                 "start it with --cors-origin ORIGIN if they should",
             )  # fmt: skip
-        elif scope["path"] in PUBLIC or self._keys.open_to(given_key(headers)):
+        elif _public(scope["path"]) or self._keys.open_to(given_key(headers)):
             await self._app(scope, receive, send)
         else:
             wrong = "this API key is not one of the server's"
@@ -70,6 +70,10 @@ class Gate:
         headers = {"www-authenticate": "Bearer"} if status == 401 else {}
         response = error_response(scope, status, refusal(status, message, code), headers)
         await response(scope, receive, send)
+
+
+def _public(path: str) -> bool:
+    return path in PUBLIC or path.startswith("/page/")
 
 
 def _preflight(headers: dict[str, str], trusted: bool) -> Response:

@@ -26,7 +26,8 @@ from edgerun.llm import LLM
 from edgerun.server.app import create_app
 from edgerun.server.options import ServerOptions
 from edgerun.server.registry import Registry
-from edgerun.server.run import Server, listen, url_of
+from edgerun.server.run import Server
+from edgerun.server.sockets import listen, url_of
 from edgerun.server.sources import Sources
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class Endpoint:
         """OpenAI's own client; it retries nothing, so that tests see every error."""
         import openai
 
-        given = {"base_url": f"{self.url}/v1", "api_key": self._key or "none", "max_retries": 0}
-        return openai.OpenAI(**given | more)
+        more = {"base_url": f"{self.url}/v1", "api_key": self._key or "none"} | more
+        return openai.OpenAI(**{"max_retries": 0, **more})
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's loop."""
