@@ -116,8 +116,9 @@ def tls(cert: str, key: str | None) -> ssl.SSLContext:
         context.load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as e:  # SSLError is an OSError
         files = printable(cert) if key is None else f"{printable(cert)} and {printable(key)}"
+        why = getattr(e, "strerror", None) or e
         raise RequestError(
-            f"--tls-cert: {files} cannot be used: {printable(getattr(e, "strerror", None) or e)}", param="tls_cert"
+            f"--tls-cert: {files} cannot be used: {printable(why)}", param="tls_cert"
         ) from None
     return context
 
