@@ -87,21 +87,22 @@ class Server(uvicorn.Server):
             sock.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        tasks = self.server_state.tasks
-        loop = asyncio.get_running_loop()
+        tasks, loop = self.server_state.tasks, asyncio.get_running_loop()
         ends = loop.time() + self._drain
         if tasks and self._drain:
             log.info("waiting for %d requests; once more to stop at once", len(tasks))
         while tasks and not self.force_exit and loop.time() < ends:
             await asyncio.wait(list(tasks), timeout=0.05)
+        # It closes the models: what still runs ends with an error that its client can read.
+        closing = asyncio.ensure_future(self.lifespan.shutdown())
         if tasks:
             log.warning("%d requests are cut off", len(tasks))
-            for task in list(tasks):
-                task.cancel()
-            await asyncio.wait(list(tasks), timeout=5)
+            await asyncio.wait(list(tasks), timeout=_LAST_WAIT)
+        for task in list(tasks):
+            task.cancel()
         for connection in list(self.server_state.connections):
             connection.transport.close()
-        await self.lifespan.shutdown()
+        await closing
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.should_exit and not self.force_exit:

@@ -14,6 +14,7 @@ import asyncio
 import concurrent.futures
 import json
 import threading
+import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -117,6 +118,18 @@ class Endpoint:
                 return lease.llm
 
         return self.run(acquired())
+
+    def settled(self, name: str | None = None, seconds: float = 5.0) -> None:
+        """Wait until the model has nothing left to do, no page is held and nobody is owed an
+        answer."""
+        llm, ends = self.llm(name), time.monotonic() + seconds
+        while True:
+            m, owed = llm.metrics(), self.app.state.queue.owed
+            busy = {"running": m.running, "waiting": m.waiting, "pages": m.pages_used, "owed": owed}
+            if not any(busy.values()):
+                return
+            assert time.monotonic() < ends, f"still busy: {busy}"
+            time.sleep(0.005)
 
     def post(self, path: str, body: Any, **more: Any) -> Any:
         """The parsed JSON of a 200."""
