@@ -39,11 +39,22 @@ __all__ = [
 _STDIN_PATIENCE = 1.0
 
 
-def add_model_options(p: argparse.ArgumentParser) -> None:
+def add_model_options(p: argparse.ArgumentParser, *, many: bool = False) -> None:
+    """``many``: ``-m`` may be repeated, and name a folder."""
     g = p.add_argument_group("model")
-    g.add_argument(
-        "-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file"
-    )
+    if many:
+        g.add_argument(
+            "-m",
+            "--model",
+            metavar="MODEL|FILE|FOLDER",
+            action="append",
+            help="a name from 'edgerun list', a GGUF file or a folder of them; repeatable "
+            "(default: all that were pulled)",
+        )
+    else:
+        g.add_argument(
+            "-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file"
+        )
     g.add_argument(
         "--backend", default="auto", help="auto, cpu, reference or llama_cpp (default: auto)"
     )

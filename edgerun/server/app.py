@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from edgerun import __version__
-from edgerun.server.errors import add_handlers
+from edgerun.server.errors import ERRORS, add_handlers
 from edgerun.server.gate import Gate
 from edgerun.server.health import Health
 from edgerun.server.limits import Limits
 from edgerun.server.logs import RequestLog
+from edgerun.server.metrics import ServerMetrics
 from edgerun.server.wire import Queue
 
 if TYPE_CHECKING:
@@ -27,8 +28,14 @@ __all__ = ["ROUTES", "create_app"]
 
 #: Modules of this package that have a ``router``; earlier ones win.
 ROUTES = (
-    "chat_completions", "completions", "embeddings", "models_api", "health", "lmstudio", "pages",
-)  # fmt: skip
+    "chat_completions",
+    "completions",
+    "embeddings",
+    "models_api",
+    "health",
+    "lmstudio",
+    "pages",
+)
 
 _DESCRIPTION = """\
 Language models on this machine. The routes under `/v1` also answer without that prefix, as some
@@ -69,10 +76,11 @@ def create_app(registry: Registry, options: ServerOptions) -> FastAPI:
     app.state.registry = registry
     app.state.options = options
     app.state.queue = Queue(options.places, options.max_queue)
-    app.state.metrics = None
+    app.state.metrics = ServerMetrics(registry.loaded)
     app.state.ready = True
     app.state.health = Health()
     add_handlers(app)
     for name in ROUTES:
-        app.include_router(importlib.import_module(f"edgerun.server.{name}").router)
+        module = importlib.import_module(f"edgerun.server.{name}")
+        app.include_router(module.router, responses=ERRORS)
     return app

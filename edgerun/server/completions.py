@@ -96,9 +96,9 @@ def prompts_of(given: str | Sequence[Any] | None) -> list[str | list[int]]:
         return [given]
     if not given:
         raise RequestError("prompt is an empty list", param="prompt")
-    if _all_ids(given):
-        return [list(given)]
     prompts: list[str | list[int]] = []
+    if _all_ids(given):
+        return [[*given]]
     for i, item in enumerate(given):
         if isinstance(item, str) or (isinstance(item, list) and item and _all_ids(item)):
             prompts.append(item)

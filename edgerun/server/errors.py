@@ -208,7 +208,7 @@ _UNION_TAG = re.compile(r"^(str|int|float|bool|list|dict|none)$|[\[\](){}]|-")
 
 def validation_fields(errors: Sequence[Any]) -> dict[str, Any]:
     """The first of pydantic's errors, with the field in ``param``: ``stream_options.x``."""
-    first = errors[0] if errors else {"loc": (), "msg": "the request is not valid"}
+    first: Any = errors[0] if errors else {"loc": (), "msg": "the request is not valid"}
     loc = [p for p in first["loc"] if p not in ("body", "query", "path")]
     if first.get("type") == "json_invalid":
         reason = str(first.get("ctx", {}).get("error", ""))

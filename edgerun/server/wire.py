@@ -235,7 +235,7 @@ async def _begin(request: Request, asked: Asked, running: _Running) -> Answering
     state = request.app.state
     lease = running.lease = await state.registry.acquire(asked.model)
     if (prepare := asked.prepare) is not None:
-        asked = await off_loop(lambda: prepare(lease.llm))  # type: ignore[arg-type]
+        asked = await off_loop(lambda: prepare(lease.llm))
     answering = Answering(secrets.token_hex(16), int(time.time()), lease.name, asked, lease.llm)
     _facts(request)["model"] = lease.name
     if answering.n_answers > MAX_ANSWERS:
@@ -314,16 +314,14 @@ class _Clock:
         self._facts = _facts(request)
         self._sum = UsageSum(answering.asked.params.n)
         self._began = self._facts.get("began", time.perf_counter())
-        metrics = getattr(request.app.state, "metrics", None)
-        self._clock = None if metrics is None else metrics.clock(answering.model, self._began)
+        self._clock = request.app.state.metrics.clock(answering.model, self._began)
 
     async def watch(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
         facts, usage = self._facts, self._sum
         async for chunk in chunks:
             if "ttft" not in facts and (chunk.token_ids or chunk.finish_reason is not None):
                 facts["ttft"] = time.perf_counter() - self._began
-            if self._clock is not None:
-                self._clock.chunk(chunk)
+            self._clock.chunk(chunk)
             if chunk.finish_reason is not None:
                 usage.add(chunk)
                 facts["usage"] = usage.usage

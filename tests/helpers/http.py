@@ -14,6 +14,7 @@ import asyncio
 import concurrent.futures
 import json
 import threading
+import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -26,7 +27,8 @@ from edgerun.llm import LLM
 from edgerun.server.app import create_app
 from edgerun.server.options import ServerOptions
 from edgerun.server.registry import Registry
-from edgerun.server.run import Server, listen, url_of
+from edgerun.server.run import Server
+from edgerun.server.sockets import listen, url_of
 from edgerun.server.sources import Sources
 
 if TYPE_CHECKING:
@@ -101,8 +103,8 @@ class Endpoint:
         """OpenAI's own client; it retries nothing, so that tests see every error."""
         import openai
 
-        given = {"base_url": f"{self.url}/v1", "api_key": self._key or "none", "max_retries": 0}
-        return openai.OpenAI(**given | more)
+        more = {"base_url": f"{self.url}/v1", "api_key": self._key or "none"} | more
+        return openai.OpenAI(**{"max_retries": 0, **more})
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's loop."""
@@ -116,6 +118,18 @@ class Endpoint:
                 return lease.llm
 
         return self.run(acquired())
+
+    def settled(self, name: str | None = None, seconds: float = 5.0) -> None:
+        """Wait until the model has nothing left to do, no page is held and nobody is owed an
+        answer."""
+        llm, ends = self.llm(name), time.monotonic() + seconds
+        while True:
+            m, owed = llm.metrics(), self.app.state.queue.owed
+            busy = {"running": m.running, "waiting": m.waiting, "pages": m.pages_used, "owed": owed}
+            if not any(busy.values()):
+                return
+            assert time.monotonic() < ends, f"still busy: {busy}"
+            time.sleep(0.005)
 
     def post(self, path: str, body: Any, **more: Any) -> Any:
         """The parsed JSON of a 200."""
