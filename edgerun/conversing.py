@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from edgerun.calling import Choice, Spelling, constrain_calls, gate_of, tool_schemas
 from edgerun.chat import ChatOptions
+from edgerun.core import Constraint
+from edgerun.engine.sampling.gate import Gate
 from edgerun.errors import RequestError, TemplateError, printable
-from edgerun.text.answer.formats import FORMATS, HARMONY, pick_format
+from edgerun.text.answer.formats import FORMATS, pick_format
 from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.answer.reasoning import ReasoningTags, open_tags, tags_of
+from edgerun.text.answer.syntax import Syntax, syntax_of
 from edgerun.text.answer.tools import Tools
 from edgerun.text.effort import EFFORTS, effort_variables
 from edgerun.text.messages import parse_tools
@@ -38,20 +42,19 @@ def split_overrides(
 
 @dataclass(frozen=True)
 class Conversation:
-    """A conversation ready to be answered: the prompt's token ids, and the answer's shape, which
-    is None where nothing but text can come."""
+    """A conversation ready to be answered.
+
+    Attributes:
+        ids: the prompt's tokens.
+        shape: what the answer may consist of; None = nothing but text.
+        constraint: what it must look like, after its reasoning; None = anything.
+        gate: what bounds its reasoning, or has it come before the constraint; None = nothing.
+    """
 
     ids: list[int]
-    shape: AnswerShape | None
-
-
-@dataclass(frozen=True)
-class Choice:
-    """``tool_choice``, checked: whether calls are read, must come, and of which tool alone."""
-
-    offered: bool
-    forced: bool = False
-    name: str | None = None
+    shape: AnswerShape | None = None
+    constraint: Constraint | None = None
+    gate: Gate | None = None
 
 
 def check_options(options: ChatOptions, tools: Sequence[Mapping[str, Any]]) -> Choice:
@@ -115,8 +118,14 @@ def prepare(
     options: ChatOptions,
     template: ChatTemplate,
     tokenizer: Tokenizer,
+    spelling: Callable[[], Spelling],
+    constraint: Constraint | None = None,
 ) -> Conversation:
-    """Render a conversation, and find out what its answer may consist of.
+    """Render a conversation, and find out what its answer may and must consist of.
+
+    Args:
+        spelling: the model's; asked for where a grammar is needed.
+        constraint: what the caller wants the answer's text to look like.
 
     Raises:
         TemplateError: the model's template refuses the conversation; its own words.
@@ -126,26 +135,74 @@ def prepare(
     choice = check_options(options, tools)
     offered = tools if choice.offered else []
     prompt = _rendered(messages, options, template, offered)
-    tags = _tags(template, tokenizer)
+    shape, syntax = _shape(options, template, tokenizer, prompt, offered)
+    if offered:
+        schemas = tool_schemas(offered)
+        # A harmony answer's calls cannot be told from text before they are read, and a model that
+        # must call is free to say how: only its own grammar could follow both.
+        constraint = constrain_calls(
+            syntax, schemas, choice, spelling(), parallel=shape.most_calls is None, text=constraint
+        )
+        shape = _sure(shape, syntax, choice, constraint)
+    budget = options.reasoning_budget
+    if options.reasoning_effort == "none" and budget is None:
+        budget = 0
+    gate = gate_of(
+        shape,
+        spelling,
+        budget,
+        constrained=constraint is not None,
+        calls_forced=choice.forced,
+    )
+    ids = tokenizer.encode_segments(prompt)
+    return Conversation(ids, None if shape.plain else shape, constraint, gate)
+
+
+def _shape(
+    options: ChatOptions,
+    template: ChatTemplate,
+    tokenizer: Tokenizer,
+    prompt: Sequence[Segment],
+    tools: Sequence[Mapping[str, Any]],
+) -> tuple[AnswerShape, Syntax | None]:
+    """What the answer may consist of, and how calls in it are written."""
     harmony = "<|channel|>" in template.source and "<|message|>" in template.source
+    tags = () if harmony else _tags(template, tokenizer)
     written = "\0".join(s.text for s in prompt if s.trusted)
     name = None
-    if offered and not harmony:
+    if tools:
         name = pick_format(
             template.source,
             offers_tools=template.supports_tools,
             has_token=tokenizer.vocab.ids.__contains__,
         )
     shape = AnswerShape(
-        tags=() if harmony else tags,
-        opened=None if harmony else open_tags(tags, written),
-        format=FORMATS[name] if name is not None and name != HARMONY else None,
-        tools=Tools(offered) if offered else None,
+        tags=tags,
+        opened=open_tags(tags, written),
+        format=None if name is None or harmony else FORMATS[name],
+        tools=Tools(tools) if tools else None,
         harmony=harmony,
         begun=_begun(prompt) if harmony else "",
         most_calls=None if options.parallel_tool_calls else 1,
     )
-    return Conversation(tokenizer.encode_segments(prompt), None if shape.plain else shape)
+    return shape, None if name is None else syntax_of(name, template.source)
+
+
+def _sure(
+    shape: AnswerShape, syntax: Syntax | None, choice: Choice, constraint: Constraint | None
+) -> AnswerShape:
+    """``shape`` with the marks after which the grammar leaves a call no other way."""
+    if constraint is None:
+        return shape
+    form = shape.format
+    if choice.forced and syntax is None:  # in the generic way, whatever the model's own is
+        form = FORMATS["generic"]
+    sure = ("",) if choice.forced else ()
+    if syntax is not None and syntax.trigger and constraint.param == "tools":
+        sure += tuple(
+            m for m in (form.marks if form else ()) if syntax.trigger.strip().startswith(m)
+        )
+    return dataclasses.replace(shape, format=form, sure=sure)
 
 
 def _rendered(

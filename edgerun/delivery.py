@@ -72,10 +72,12 @@ class Delivery:
         self._index = index
         self._tokenizer = tokenizer
         self._reader = None if shape is None else AnswerReader(shape)
+        exact = params.constraint is not None and params.constraint.kind != "lark"
         self._detok = StreamDetokenizer(
             tokenizer,
             stop=params.stop,
             previous=last_prompt_id,
+            exact=exact,
             shown=() if shape is None else markup_ids(tokenizer, shape.texts),
         )
         self._emit = emit

@@ -5,15 +5,17 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from edgerun.backends.base import Backend
+from edgerun.calling import Spelling
 from edgerun.chat import ChatOptions
 from edgerun.conversing import Conversation, prepare, split_overrides
-from edgerun.core import Completion, SamplingParams
+from edgerun.core import Completion, Constraint, SamplingParams
 from edgerun.coroutines import Begun, Coroutines, Message, Prompt
 from edgerun.delivery import (
     ChunkStream,
@@ -24,11 +26,14 @@ from edgerun.delivery import (
 from edgerun.embedding import Embedder, Embeddings
 from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine.draft_source import whole_drafts
+from edgerun.engine.sampling.constraint import TokenConstraint
+from edgerun.engine.sampling.gate import Gate, ReasoningGate
 from edgerun.errors import RequestError
 from edgerun.kv_disk import open_disk, parse_limit
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
+from edgerun.structured.grammars import Grammars
 from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
@@ -122,6 +127,8 @@ class LLM(Coroutines):
         self.name: str = resolved.name
         self._templates: dict[bool, ChatTemplate] = {}
         self._template_lock = threading.Lock()
+        self._grammars = Grammars(self._model.tokenizer)
+        self._spelling: Spelling | None = None
         kv = self._model.kv
         limits = Limits(max_rows=max_batch, gap=token_gap)
         program, widths = self._model.program, whole_drafts
@@ -211,10 +218,13 @@ class LLM(Coroutines):
         return self._model.tokenizer.encode_segments(segments)
 
     def conversation(
-        self, messages: Sequence[Message], options: ChatOptions | None = None
+        self,
+        messages: Sequence[Message],
+        options: ChatOptions | None = None,
+        constraint: Constraint | None = None,
     ) -> Conversation:
         """What :meth:`chat` makes of a conversation, without answering it: the prompt's token ids,
-        and how the answer is read.
+        how the answer is read, and what it must look like; its text as ``constraint`` says.
 
         Raises:
             TemplateError: the model's template refuses the conversation; its own words.
@@ -222,7 +232,8 @@ class LLM(Coroutines):
         """
         options = options or ChatOptions()
         template = self.chat_template(tools=bool(options.tools) and options.tool_choice != "none")
-        return prepare(messages, options, template, self._model.tokenizer)
+        tokenizer = self._model.tokenizer
+        return prepare(messages, options, template, tokenizer, self._spelled, constraint)
 
     def chat_template(self, *, tools: bool = False) -> ChatTemplate:
         """The model's chat template, compiled on first use; some files have one more for tools."""
@@ -336,8 +347,34 @@ class LLM(Coroutines):
 
     # -- inside -------------------------------------------------------------------------------
 
+    def _spelled(self) -> Spelling:
+        with self._template_lock:
+            if self._spelling is None:
+                self._spelling = Spelling(self._model.tokenizer)
+            return self._spelling
+
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         return self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt)
+
+    def _constraints(self, params: SamplingParams, gate: Gate | None) -> Sequence[TokenConstraint]:
+        """Those of the answers, one each; none where they are free."""
+        matchers: Sequence[TokenConstraint] = ()
+        if params.constraint is not None:
+            can_end = not params.ignore_eos
+            matchers = self._grammars.matchers(params.constraint, params.n, can_end=can_end)
+        if gate is None:
+            return matchers
+        tokenizer = self._model.tokenizer
+        return [
+            ReasoningGate(
+                gate,
+                tokenizer.n_vocab,
+                tokenizer.eog_ids,
+                partial(tokenizer.token_bytes, special=True),
+                then,
+            )
+            for then in matchers or [None] * params.n
+        ]
 
     def _ids(self, ids: Sequence[int]) -> list[int]:
         return token_ids(ids, self._model.tokenizer.n_vocab)
@@ -349,8 +386,10 @@ class LLM(Coroutines):
         params: SamplingParams,
         emit: Callable[[Item], None],
     ) -> Begun:
-        found = self.conversation(messages, options)
-        return self._begin(found.ids, params, emit, found.shape)
+        found = self.conversation(messages, options, params.constraint)
+        if found.constraint is not params.constraint:
+            params = replace(params, constraint=found.constraint)
+        return self._begin(found.ids, params, emit, found.shape, found.gate)
 
     def _begin(
         self,
@@ -358,11 +397,13 @@ class LLM(Coroutines):
         params: SamplingParams,
         emit: Callable[[Item], None],
         shape: AnswerShape | None = None,
+        gate: Gate | None = None,
     ) -> Begun:
         """Start ``params.n`` answers to a prompt; how to end them, and the prompt's tokens."""
         drafter = self._speculation.drafter if self._speculation is not None else None
         ids, tokenizer = self._prompt_ids(prompt), self._model.tokenizer
-        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter, shape)
+        constraints = self._constraints(params, gate)
+        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter, constraints, shape)
         self._worker.submit(*found)
         return partial(self._worker.cancel, *found), found[0].n_prompt
 

@@ -14,6 +14,7 @@ from edgerun.delivery import Delivery, Item
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import Drafter
 from edgerun.engine.sampling import Sampler
+from edgerun.engine.sampling.constraint import TokenConstraint
 from edgerun.errors import ContextLengthError, RequestError, printable
 from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.tokenizer import Tokenizer
@@ -84,11 +85,13 @@ def sequences(
     tokenizer: Tokenizer,
     n_ctx: int,
     emit: Callable[[Item], None],
-    drafter: Callable[[], Drafter] | None = None,
+    drafter: Callable[[TokenConstraint | None], Drafter] | None = None,
+    constraints: Sequence[TokenConstraint] = (),
     shape: AnswerShape | None = None,
 ) -> list[EngineSequence]:
     """The ``params.n`` answers to a prompt; the first leads, the others go on from its prompt.
-    ``drafter`` makes each one's own. ``shape`` is that of the answers to a conversation.
+    ``drafter`` makes each one's own. ``constraints`` are theirs, or empty. ``shape`` is that of the
+    answers to a conversation.
 
     Raises:
         RequestError: the prompt or a parameter is unusable.
@@ -113,6 +116,7 @@ def sequences(
         ends = ends.union(params.stop_token_ids)
     found: list[EngineSequence] = []
     for index in range(params.n):
+        constraint = constraints[index] if constraints else None
         sampler = Sampler(
             params,
             tokenizer.n_vocab,
@@ -121,6 +125,7 @@ def sequences(
             stream=index,
             token_bytes=tokenizer.token_bytes,
             prompt_ids=ids,
+            constraint=constraint,
         )
         sequence = EngineSequence(
             list(ids),
@@ -132,7 +137,7 @@ def sequences(
             priority=params.priority,
             n_ctx=n_ctx if shift else 0,
             n_keep=n_keep,
-            drafter=drafter() if drafter is not None else None,
+            drafter=drafter(constraint) if drafter is not None else None,
             leader=found[0] if found else None,
         )
         found.append(sequence)

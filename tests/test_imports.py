@@ -32,8 +32,8 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 PART_OF_LLM = {
-    "bench", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "loading",
-    "perplexity", "planning", "requests", "speculating",
+    "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "loading",
+    "perplexity", "planning", "requests", "speculating", "structured",
 }  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 450, 80

@@ -128,8 +128,8 @@ class Sequence:
         Args:
             scores: 1 + len(draft), behind the last token and each of ``draft``.
 
-        Returns the tokens, whether the model ended the text after them, and what went wrong after
-        them.
+        Returns the tokens, whether the text ends after them, as the model or a constraint has it,
+        and what went wrong after them.
         """
         out: list[Sampled] = []
         for j in range(len(draft) + 1):
@@ -141,6 +141,8 @@ class Sequence:
             except Exception as e:  # NaN logits: this request's trouble alone
                 return out, False, e
             out.append(sampled)
+            if self.sampler.ended:
+                return out, True, None
             if j == len(draft) or sampled.token_id != draft[j]:
                 break
         return out, False, None

@@ -30,6 +30,7 @@ class StreamDetokenizer:
         stop: Sequence[str] = (),
         previous: int | None = None,
         special: bool = False,
+        exact: bool = False,
         shown: Collection[int] = (),
     ) -> None:
         """
@@ -39,14 +40,14 @@ class StreamDetokenizer:
                 of a text. Decides whether a leading space belongs to the text, in vocabularies
                 that put one before each text.
             special: show control tokens instead of dropping them.
+            exact: the tokens were chosen byte by byte: drop no leading space.
             shown: control tokens to show in any case.
         """
         self._tokenizer = tokenizer
         self._special = special
         self._shown = frozenset(shown)
-        self._fresh = tokenizer.space_prefix and (
-            previous is None or tokenizer.starts_text(previous)
-        )
+        self._strips = tokenizer.space_prefix and not exact
+        self._fresh = self._strips and (previous is None or tokenizer.starts_text(previous))
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._stops = StopMatcher(stop)
 
@@ -66,7 +67,7 @@ class StreamDetokenizer:
         """
         t = self._tokenizer
         data = t.token_bytes(token_id, special=self._special or token_id in self._shown)
-        if t.space_prefix:
+        if self._strips:
             starts = t.starts_text(token_id)
             if self._fresh and not starts and data.startswith(b" "):
                 data = data[1:]

@@ -175,11 +175,24 @@ def test_out_of_memory_is_silence():
     assert NgramDrafter(max_bytes=0).draft(4).tokens == ()
 
 
+class Forcing:
+    """A constraint that forces tokens, and takes ``room`` of any."""
+
+    def __init__(self, forced, room=100):
+        self._forced, self._room = forced, room
+
+    def forced(self, most):
+        return self._forced()[:most]
+
+    def fits(self, token_ids):
+        return min(len(token_ids), self._room)
+
+
 def test_forced_tokens_are_certain_and_guessed_behind():
     text = list(range(100, 160))
     script = {10: [110, 111, 112], 20: []}
     emitted = []
-    d = ForcedDrafter(lambda most: script.get(len(emitted), [])[:most], NgramDrafter())
+    d = ForcedDrafter(Forcing(lambda: script.get(len(emitted), [])), NgramDrafter())
     d.extend(text)
     for t in text[:10]:
         d.extend([t])
@@ -190,7 +203,11 @@ def test_forced_tokens_are_certain_and_guessed_behind():
     assert draft.probs[3] < 1.0
     assert draft.origins == (("forced", 3), ("ngram", 5))
     assert d.draft(2).tokens == (110, 111)
-    alone = ForcedDrafter(lambda most: [1, 2, 3])
+    fewer = ForcedDrafter(Forcing(lambda: script.get(len(emitted), []), room=5), NgramDrafter())
+    fewer.extend(text)
+    fewer.extend(text[:10])
+    assert fewer.draft(8).tokens == tuple(text[10:15])  # the rest of the guess is not allowed
+    alone = ForcedDrafter(Forcing(lambda: [1, 2, 3]))
     alone.extend([9])
     assert alone.draft(2)[:3] == ((1, 2), (1.0, 1.0), (("forced", 2),))
 

@@ -214,10 +214,11 @@ class BestDrafter:
         self._ngram.extend(ids)
         self._model.extend(ids)
 
-    def draft(self, most: int) -> Draft:
-        """At most ``most`` tokens, all from one of the two."""
-        free = self._ngram.draft(most)
-        if sum(accumulate(free.probs, mul)) < self._model.gain:
+    def draft(self, most: int, after: Sequence[int] = ()) -> Draft:
+        """At most ``most`` tokens, all from one of the two. Behind tokens that are not committed
+        yet, ``after``, nothing is asked of the model."""
+        free = self._ngram.draft(most, after)
+        if not after and sum(accumulate(free.probs, mul)) < self._model.gain:
             dear = self._model.draft(most)
             if dear.tokens:
                 return dear._replace(origins=((self._model.name, len(dear.tokens)),))

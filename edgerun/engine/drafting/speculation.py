@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from edgerun.backends.base import F32, Batch, Program
 from edgerun.engine.draft_source import Account, Draft, Drafter
 from edgerun.engine.drafting.costs import StepCosts
+from edgerun.engine.drafting.forced import ForcedDrafter, Guesser
 from edgerun.engine.drafting.widths import share
+from edgerun.engine.sampling.constraint import TokenConstraint
 
 __all__ = ["AccountedDrafter", "Speculation", "TimedProgram"]
 
@@ -22,15 +24,19 @@ class Speculation:
     """
 
     def __init__(
-        self, source: Callable[[StepCosts, Account], Drafter], costs: StepCosts | None = None
+        self, source: Callable[[StepCosts, Account], Guesser], costs: StepCosts | None = None
     ) -> None:
         self.costs = costs or StepCosts()
         self._source = source
 
-    def drafter(self) -> Drafter:
-        """A drafter for one sequence, whose losses are bounded."""
+    def drafter(self, constraint: TokenConstraint | None = None) -> Drafter:
+        """A drafter for one sequence, whose losses are bounded. What its constraint forces is
+        drafted, too."""
         account = Account()
-        return AccountedDrafter(self._source(self.costs, account), account)
+        source = self._source(self.costs, account)
+        if constraint is None:
+            return AccountedDrafter(source, account)
+        return AccountedDrafter(ForcedDrafter(constraint, source), account)
 
     def timed(self, program: Program) -> Program:
         """``program``, with what its steps cost learned."""

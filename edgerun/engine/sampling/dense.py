@@ -13,14 +13,15 @@ import math
 
 import numpy as np
 
+from edgerun.engine.sampling.constraint import Bits
 from edgerun.engine.sampling.cut import MASS_NOISE, lightest
 from edgerun.engine.sampling.native import F32, F64, I32, TOP_K_MAX, Scans, address
-from edgerun.engine.sampling.sparse import Adjust, Sparse, dynamic_temperature
-from edgerun.errors import GenerationError
+from edgerun.engine.sampling.sparse import Adjust, Sparse, check, dynamic_temperature
 
 __all__ = ["Dense", "Pool"]
 
 _COLDEST = 1e-20
+_FEW = 2048  # so many candidates are cheaper to list than to mask the others
 
 
 class Dense:
@@ -79,6 +80,30 @@ class Dense:
             self._x[ids] = change(old * self._scale, slice(None)) / self._scale
             self._max = None
         return self
+
+    def only(self, allowed: Bits) -> Dense | Sparse:
+        """Those of the candidates that are allowed, bool [n].
+
+        Raises:
+            GenerationError: a logit is NaN or +inf, or none is left.
+        """
+        _ = self.best
+        count = int(np.count_nonzero(allowed))
+        if count == self._scans.n:
+            return self
+        if count <= _FEW:
+            ids = np.flatnonzero(allowed).astype(np.int32)
+            vals = self._x[ids]
+            if not (possible := vals > -np.inf).all():
+                ids, vals = ids[possible], vals[possible]
+            if not len(ids):
+                check(-math.inf)
+            return self._sparse(ids, vals)
+        x = self._scans.copy_of(self._x)
+        x[~allowed] = -np.inf
+        masked = Dense(x, self._scans)
+        masked._scale, masked._owned = self._scale, True
+        return masked
 
     def greedy(self) -> Sparse:
         """The likeliest token alone; of equals the smallest id."""
@@ -192,24 +217,3 @@ class Dense:
 
 
 Pool = Dense | Sparse
-
-
-def check(best: float) -> None:
-    """Refuse a row by its largest logit.
-
-    Raises:
-        GenerationError: it is NaN, +inf, or -inf: nothing can be sampled.
-    """
-    if math.isnan(best):
-        raise GenerationError(
-            "the model produced NaN logits: its file or this backend is broken here"
-        )
-    if best == math.inf:
-        raise GenerationError(
-            "the model produced an infinite logit: its file or this backend is broken here"
-        )
-    if best == -math.inf:
-        raise GenerationError(
-            "no token can be sampled: every logit is -inf or masked; "
-            "check logit_bias and ignore_eos"
-        )

@@ -11,6 +11,7 @@ import numpy as np
 from edgerun.core import SamplingParams
 from edgerun.engine.sampling import rng
 from edgerun.engine.sampling.chain import Stage, truncation
+from edgerun.engine.sampling.constraint import TokenConstraint, unpack
 from edgerun.engine.sampling.dense import Dense, Pool
 from edgerun.engine.sampling.dry import Dry
 from edgerun.engine.sampling.mirostat import Mirostat
@@ -37,11 +38,12 @@ class Sampled(NamedTuple):
 class Sampler:
     """Chooses the tokens of one request; for each: ``sample`` a row of logits, then ``accept``.
 
-    ``logit_bias`` and ``ignore_eos`` come first, then ``params.samplers`` in their order, then the
-    draw. A setting at its neutral value adds no step. With ``temperature`` <= 0 the likeliest
-    token after bias, penalties and DRY is taken (of equals the smallest id), wherever, or
-    whether, ``temperature`` stands in the order; truncating samplers are not run. Mirostat
-    replaces the truncating samplers; penalties, DRY and temperature stay.
+    A constraint's mask comes first, then ``logit_bias`` and ``ignore_eos``, then
+    ``params.samplers`` in their order, then the draw. A setting at its neutral value adds no
+    step. With ``temperature`` <= 0 the likeliest token after bias, penalties and DRY is taken (of
+    equals the smallest id), wherever, or whether, ``temperature`` stands in the order; truncating
+    samplers are not run. Mirostat replaces the truncating samplers; penalties, DRY and
+    temperature stay.
 
     The draw depends on the seed and on how many tokens were accepted, nothing else: see
     :mod:`~edgerun.engine.sampling.rng`. It walks the candidates likeliest first, or by id where
@@ -57,6 +59,7 @@ class Sampler:
         stream: which of a request's ``params.n`` samples; they share the seed, not the numbers.
         token_bytes: a token's bytes, for DRY's sequence breakers.
         prompt_ids: the prompt, for ``repeat_penalty`` and DRY.
+        constraint: what the text must look like; this sampler's own.
 
     Raises:
         RequestError: ``logit_bias``, ``logprobs`` or the prompt name tokens past the vocabulary.
@@ -74,8 +77,10 @@ class Sampler:
         stream: int = 0,
         token_bytes: Callable[[int], bytes] | None = None,
         prompt_ids: Sequence[int] = (),
+        constraint: TokenConstraint | None = None,
     ) -> None:
         self._n_vocab = n_vocab
+        self._constraint = constraint
         self._seed, self._stream = seed, stream
         self._position = 0
         self._logprobs = params.logprobs
@@ -108,8 +113,14 @@ class Sampler:
 
     @property
     def greedy_fast(self) -> bool:
-        """Whether ``sample`` would be a plain argmax: the backend may do it where logits lie."""
+        """Whether ``sample`` would be a plain argmax: the backend may do it where logits lie. With
+        a constraint it is one if the argmax is allowed."""
         return self._greedy and not self._stages and self._logprobs is None
+
+    @property
+    def ended(self) -> bool:
+        """Whether a constraint allows nothing more."""
+        return self._constraint is not None and self._constraint.ended
 
     @property
     def position(self) -> int:
@@ -128,7 +139,12 @@ class Sampler:
             GenerationError: a logit is NaN or +inf, or nothing is left to sample.
             ValueError: the array has another shape or type.
         """
-        if best is not None and 0 <= best < self._n_vocab and self.greedy_fast:
+        if (
+            best is not None
+            and 0 <= best < self._n_vocab
+            and self.greedy_fast
+            and (self._constraint is None or self._constraint.mask()[best >> 5] >> (best & 31) & 1)
+        ):
             return Sampled(best)
         row = self._row(logits)
         pool = Dense(row, scans(self._n_vocab))
@@ -165,17 +181,20 @@ class Sampler:
             )
         return np.ascontiguousarray(logits[: self._n_vocab])
 
-    def _candidates(self, pool: Pool) -> tuple[Pool, float]:
+    def _candidates(self, row: Dense) -> tuple[Pool, float]:
         """The pool after every step, and the number that picks from it."""
         u, coin = 0.0, 0.0
+        pool: Pool = row
         if not self._greedy:
             u, coin = rng.draws(self._seed, self._position, self._stream)
+        if self._constraint is not None:
+            pool = row.only(unpack(self._constraint.mask(), self._n_vocab))
         for stage in self._stages:
             pool = stage(pool, coin)
         return pool.greedy() if self._greedy else pool, u
 
-    def _choose(self, pool: Pool) -> int:
-        pool, u = self._candidates(pool)
+    def _choose(self, row: Dense) -> int:
+        pool, u = self._candidates(row)
         if self._mirostat is not None:
             return self._mirostat.choose(pool, u)
         return pool.pick(u)
@@ -189,6 +208,8 @@ class Sampler:
         if not 0 <= token_id < self._n_vocab:
             raise ValueError(f"token {token_id} is not in a vocabulary of {self._n_vocab}")
         self._position += 1
+        if self._constraint is not None:
+            self._constraint.accept(token_id)
         if self._penalties is not None:
             self._penalties.accept(token_id)
         if self._dry is not None:

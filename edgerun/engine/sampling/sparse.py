@@ -9,8 +9,9 @@ import numpy as np
 
 from edgerun.engine.sampling.cut import MASS_NOISE, lightest, ranking
 from edgerun.engine.sampling.native import F64, I32
+from edgerun.errors import GenerationError
 
-__all__ = ["Adjust", "Sparse", "dynamic_temperature"]
+__all__ = ["Adjust", "Sparse", "check", "dynamic_temperature"]
 
 #: New logits for some tokens: (their logits, where they stand in the ids given) -> logits.
 Adjust = Callable[[F64, "np.ndarray | slice"], F64]
@@ -72,7 +73,11 @@ class Sparse:
         return w
 
     def adjust(self, ids: I32, change: Adjust) -> Sparse:
-        """Change the logits of those candidates that are among ``ids`` [k], all distinct."""
+        """Change the logits of those candidates that are among ``ids`` [k], all distinct.
+
+        Raises:
+            GenerationError: none is left above -inf.
+        """
         if len(ids):
             order = np.argsort(ids)
             at = np.minimum(np.searchsorted(ids, self.ids, sorter=order), len(ids) - 1)
@@ -80,7 +85,12 @@ class Sparse:
             hit = np.flatnonzero(ids[at] == self.ids)
             logits = self.logits.copy()
             logits[hit] = change(logits[hit], at[hit])
-            return Sparse(self.ids, logits, is_sorted=False)
+            left = logits > -np.inf
+            if left.all():
+                return Sparse(self.ids, logits, is_sorted=False)
+            if not left.any():
+                check(-math.inf)
+            return Sparse(self.ids[left], logits[left], is_sorted=False)
         return self
 
     def greedy(self) -> Sparse:
@@ -173,3 +183,24 @@ class Sparse:
     def pick(self, u: float) -> int:
         """:meth:`choose` without the probability."""
         return self.choose(u)[0]
+
+
+def check(best: float) -> None:
+    """Refuse a row by its largest logit.
+
+    Raises:
+        GenerationError: it is NaN, +inf, or -inf: nothing can be sampled.
+    """
+    if math.isnan(best):
+        raise GenerationError(
+            "the model produced NaN logits: its file or this backend is broken here"
+        )
+    if best == math.inf:
+        raise GenerationError(
+            "the model produced an infinite logit: its file or this backend is broken here"
+        )
+    if best == -math.inf:
+        raise GenerationError(
+            "no token can be sampled: every logit is -inf or masked; "
+            "check logit_bias, ignore_eos and the constraint"
+        )

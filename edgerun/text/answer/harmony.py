@@ -47,6 +47,8 @@ def read_harmony(s: Source, out: Out, tools: Tools | None) -> Steps[None]:
             try:
                 yield from _message(s, out, tools)
             except Malformed:  # cut inside a header, or no call
+                if out.begun:
+                    return
                 s.rewind()
                 out.abandon()
                 yield from _as_text(s, out)

@@ -30,7 +30,7 @@ class Out:
     """
 
     def __init__(self, *, sure: bool = False, most: int | None = None) -> None:
-        self._sure = sure
+        self.sure = sure
         self._most = most
         self._pieces: list[Piece] = []
         self._pending: list[Piece] = []
@@ -108,6 +108,11 @@ class Out:
         if text:
             self._add(ToolCallDelta(self._calls - 1, text))
 
+    @property
+    def begun(self) -> bool:
+        """Whether a call was passed on that is not complete."""
+        return self.sure and self._calls > self.calls
+
     def commit(self) -> None:
         """The calls so far are what they seemed to be."""
         if self._calls > self.calls:
@@ -119,13 +124,13 @@ class Out:
     def abandon(self) -> None:
         """What was begun since the last :meth:`commit` is no call."""
         self._pending.clear()
-        if not self._sure:
+        if not self.sure:
             self._calls = self.calls
 
     def _add(self, delta: ToolCallDelta) -> None:
         if self._most is not None and delta.index >= self._most:
             return
-        if self._sure:
+        if self.sure:
             if delta.id is not None:
                 self.turn()
             self._pieces.append(Piece(call=delta))

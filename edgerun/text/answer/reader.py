@@ -27,7 +27,8 @@ class AnswerShape:
         harmony: the answer is a row of messages in the harmony format.
         begun: the end of the prompt, where the harmony message that the answer goes on with
             was begun by it.
-        sure: a grammar makes calls complete and right.
+        sure: marks that calls begin with (a bare one begins with "") after which a grammar makes
+            them what they should be; in harmony not empty = all of them.
         most_calls: None = any number.
     """
 
@@ -37,7 +38,7 @@ class AnswerShape:
     tools: Tools | None = None
     harmony: bool = False
     begun: str = ""
-    sure: bool = False
+    sure: tuple[str, ...] = ()
     most_calls: int | None = None
 
     @property
@@ -63,7 +64,7 @@ class AnswerReader:
     def __init__(self, shape: AnswerShape) -> None:
         self._shape = shape
         self._source = Source()
-        self._out = Out(sure=shape.sure, most=shape.most_calls)
+        self._out = Out(sure=shape.harmony and bool(shape.sure), most=shape.most_calls)
         self._steps: Steps[None] | None = self._read()
         self.thinking = shape.opened is not None
         if shape.begun:
@@ -156,9 +157,14 @@ class AnswerReader:
         """Read calls; what is none comes as text."""
         s, out = self._source, self._out
         before = out.calls
+        out.sure = mark in self._shape.sure
         try:
             yield from form.read(s, out, tools, mark)
         except Malformed:
+            if out.begun:  # cut short; what came of it has been passed on
+                s.release()
+                yield from s.until(Marks([]), lambda _: None)
+                return
             s.rewind()
             out.abandon()
             if out.calls == before and mark:

@@ -72,6 +72,10 @@ class Tokenizer(ABC):
         """
         return self.encode_segments([(text, parse_special)], add_bos=add_bos, add_eos=add_eos)
 
+    def encode_more(self, text: str) -> list[int]:
+        """Token ids of plain text that goes on from other text: nothing is put before it."""
+        return self._encode_text(text, False)
+
     def encode_segments(
         self,
         segments: Sequence[tuple[str, bool]],
