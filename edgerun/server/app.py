@@ -27,8 +27,17 @@ __all__ = ["ROUTES", "create_app"]
 
 #: Modules of this package that have a ``router``; earlier ones win.
 ROUTES = (
-    "chat_completions", "completions", "embeddings", "models_api", "health", "lmstudio", "pages",
-)  # fmt: skip
+    "chat_completions",
+    "completions",
+    "responses",
+    "messages",
+    "llama_cpp",
+    "embeddings",
+    "models_api",
+    "health",
+    "lmstudio",
+    "pages",
+)
 
 _DESCRIPTION = """\
 Language models on this machine. The routes under `/v1` also answer without that prefix, as some

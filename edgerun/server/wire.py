@@ -55,6 +55,7 @@ class Answering:
         model: the name it is served under.
         asked: what ``prepare`` made of it, where there was one.
         llm: the model, for facts and tokens; nobody but :func:`respond` generates with it.
+        prompt_tokens: of all prompts.
     """
 
     id: str
@@ -62,6 +63,7 @@ class Answering:
     model: str
     asked: Asked
     llm: LLM
+    prompt_tokens: int = 0
 
     @property
     def n_prompts(self) -> int:
@@ -166,7 +168,7 @@ async def respond(
     request: Request,
     asked: Asked,
     translator: Callable[[Answering], Translator],
-    whole: Callable[[Answering, Completion], Mapping[str, Any]],
+    whole: Callable[[Answering, Completion], Mapping[str, Any] | list[dict[str, Any]]],
 ) -> Response:
     """Answer ``asked``: a stream of events, or one JSON body.
 
@@ -251,7 +253,7 @@ async def _begin(request: Request, asked: Asked, running: _Running) -> Answering
     else:
         for prompt in asked.prompts:
             running.streams.append(await lease.llm.start(prompt, asked.params))
-    return answering
+    return replace(answering, prompt_tokens=sum(s.prompt_tokens for s in running.streams))
 
 
 async def _chunks(streams: list[AsyncChunkStream], n: int) -> AsyncIterator[Chunk]:
