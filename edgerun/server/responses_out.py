@@ -20,12 +20,12 @@ __all__ = ["ResponseEvents", "whole"]
 Json = dict[str, Any]
 
 
-def _usage(usage: Usage, reasoning_tokens: int) -> Json:
+def _usage(usage: Usage) -> Json:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
         "output_tokens": usage.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": reasoning_tokens},
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }
 
@@ -65,17 +65,13 @@ def _response(wanted: Wanted, answering: Answering, status: str, **more: Any) ->
 def _finished(wanted: Wanted, answering: Answering, output: list[Json], last: Chunk) -> Json:
     """The response once its last chunk is there."""
     cut = last.finish_reason is FinishReason.LENGTH
-    thoughts = "".join(p["text"] for o in output for p in o.get("content", [])
-                       if p["type"] == "reasoning_text")  # fmt: skip
-    n_thoughts = len(answering.llm.tokenize(thoughts, add_bos=False)) if thoughts else 0
-    usage = last.usage or Usage()
     return _response(
         wanted,
         answering,
         "incomplete" if cut else "completed",
         incomplete_details={"reason": "max_output_tokens"} if cut else None,
         output=output,
-        usage=_usage(usage, min(n_thoughts, usage.completion_tokens)),
+        usage=_usage(last.usage or Usage()),
     )
 
 
@@ -288,10 +284,10 @@ class ResponseEvents:
             return _message(item.id, None if empty else _part(text, item.logprobs), status)
         return _call(item.id, ToolCall(item.call.id, item.call.name, text), item.tool, status)
 
-    def _at(self, name: str, **data: Any) -> Event:
+    def _at(self, event: str, **data: Any) -> Event:
         """An event about the open item."""
         assert self._open is not None
-        return self._event(name, item_id=self._open.id, output_index=len(self._output), **data)
+        return self._event(event, item_id=self._open.id, output_index=len(self._output), **data)
 
     def _event(self, kind: str, **data: Any) -> Event:
         event = Event({"type": kind, "sequence_number": self._sequence, **data}, kind)

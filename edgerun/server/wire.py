@@ -110,6 +110,7 @@ class UsageSum:
             self.usage.prompt_tokens + (u.prompt_tokens if first else 0),
             self.usage.completion_tokens + u.completion_tokens,
             self.usage.cached_tokens + (u.cached_tokens if first else 0),
+            self.usage.reasoning_tokens + u.reasoning_tokens,
         )
 
 
@@ -294,8 +295,10 @@ async def _collect(chunks: AsyncIterator[Chunk], answering: Answering) -> Comple
     async for chunk in chunks:
         total.add(chunk)
         if (done := collector.add(chunk)) is not None:
-            own = done.usage.completion_tokens
-            usage = Usage(total.usage.prompt_tokens, own, total.usage.cached_tokens)
+            all_ = total.usage
+            usage = replace(
+                done.usage, prompt_tokens=all_.prompt_tokens, cached_tokens=all_.cached_tokens
+            )
             return replace(done, usage=usage)
     raise ClosedError("the answer ended early")
 
