@@ -93,7 +93,7 @@ class MessageEvents:
             yield from self._enter("text", 0, {"text": ""})
             yield self._delta({"type": "text_delta", "text": chunk.text})
         for call in chunk.tool_calls:
-            block = {"id": call.id, "name": call.name, "input": {}}
+            block: dict[str, Any] = {"id": call.id, "name": call.name, "input": {}}
             yield from self._enter("tool_use", call.index, block)
             if call.arguments:
                 delta = {"type": "input_json_delta", "partial_json": call.arguments}

@@ -295,10 +295,8 @@ async def _collect(chunks: AsyncIterator[Chunk], answering: Answering) -> Comple
     async for chunk in chunks:
         total.add(chunk)
         if (done := collector.add(chunk)) is not None:
-            all_ = total.usage
-            usage = replace(
-                done.usage, prompt_tokens=all_.prompt_tokens, cached_tokens=all_.cached_tokens
-            )
+            prompt, cached = total.usage.prompt_tokens, total.usage.cached_tokens
+            usage = replace(done.usage, prompt_tokens=prompt, cached_tokens=cached)
             return replace(done, usage=usage)
     raise ClosedError("the answer ended early")
 
