@@ -86,6 +86,7 @@ class Delivery:
         self._limit = params.time_limit
         self._deadline: float | None = None
         self._late = False
+        self._n_reasoning = 0
 
     def push(self, tokens: Sequence[Sampled]) -> tuple[int, bool]:
         feed = self._detok.feed if self._limit is None else self._feed_in_time
@@ -110,7 +111,7 @@ class Delivery:
         last = Chunk(
             text=text,
             finish_reason=FinishReason.LENGTH if self._late else reason,
-            usage=usage,
+            usage=replace(usage, reasoning_tokens=self._n_reasoning),
             timings=timings,
             stop_string=self._detok.matched,
         )
@@ -141,6 +142,8 @@ class Delivery:
         ids, logprobs = tuple(self._ids), tuple(self._logprobs)
         self._ids.clear()
         self._logprobs.clear()
+        if chunk.reasoning:
+            self._n_reasoning += len(ids)
         self._emit(replace(chunk, token_ids=ids, logprobs=logprobs, index=self._index))
 
     def _logprob(self, token: Sampled) -> TokenLogprob:

@@ -30,6 +30,9 @@ __all__ = ["ROUTES", "create_app"]
 ROUTES = (
     "chat_completions",
     "completions",
+    "responses",
+    "messages",
+    "llama_cpp",
     "embeddings",
     "models_api",
     "health",

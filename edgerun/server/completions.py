@@ -13,6 +13,7 @@ from edgerun.server.asked import TextAsked
 from edgerun.server.bodies import SamplingBody, StreamOptions, limit, sampling_params
 from edgerun.server.chat_completions import response_format
 from edgerun.server.errors import ERRORS
+from edgerun.server.infill import with_fim
 from edgerun.server.wire import (
     DONE,
     FINGERPRINT,
@@ -261,7 +262,6 @@ _OK: dict[int | str, dict[str, Any]] = {
     summary="Continue text",
 )
 async def completions(request: Request, body: CompletionBody) -> Response:
-    """OpenAI's completions, with llama.cpp's sampling fields beside OpenAI's own."""
-    if body.suffix:
-        raise RequestError("suffix is not supported yet", param="suffix")
-    return await respond(request, parse(body), TextTranslator, whole)
+    """OpenAI's completions, with llama.cpp's sampling fields beside OpenAI's own. With `suffix`, or
+    a prompt in the model's own FIM format, what belongs into the middle."""
+    return await respond(request, with_fim(parse(body), body.suffix), TextTranslator, whole)

@@ -150,6 +150,8 @@ def body_for(path: str, fields: Mapping[str, Any], request_id: str | None) -> di
     """The body of an error in the shape of the API that ``path`` belongs to."""
     if path.startswith("/v1/messages"):
         kind = fields["type"]
+        if fields.get("code") == "model_not_found":
+            kind = "not_found_error"
         known = kind if kind in _ANTHROPIC else _ANTHROPIC_OF.get(kind, "api_error")
         error = {**fields, "type": known}
         return {"type": "error", "error": error, "request_id": request_id}

@@ -55,6 +55,7 @@ class Answering:
         model: the name it is served under.
         asked: what ``prepare`` made of it, where there was one.
         llm: the model, for facts and tokens; nobody but :func:`respond` generates with it.
+        prompt_tokens: of all prompts.
     """
 
     id: str
@@ -62,6 +63,7 @@ class Answering:
     model: str
     asked: Asked
     llm: LLM
+    prompt_tokens: int = 0
 
     @property
     def n_prompts(self) -> int:
@@ -108,6 +110,7 @@ class UsageSum:
             self.usage.prompt_tokens + (u.prompt_tokens if first else 0),
             self.usage.completion_tokens + u.completion_tokens,
             self.usage.cached_tokens + (u.cached_tokens if first else 0),
+            self.usage.reasoning_tokens + u.reasoning_tokens,
         )
 
 
@@ -166,7 +169,7 @@ async def respond(
     request: Request,
     asked: Asked,
     translator: Callable[[Answering], Translator],
-    whole: Callable[[Answering, Completion], Mapping[str, Any]],
+    whole: Callable[[Answering, Completion], Mapping[str, Any] | list[dict[str, Any]]],
 ) -> Response:
     """Answer ``asked``: a stream of events, or one JSON body.
 
@@ -251,7 +254,7 @@ async def _begin(request: Request, asked: Asked, running: _Running) -> Answering
     else:
         for prompt in asked.prompts:
             running.streams.append(await lease.llm.start(prompt, asked.params))
-    return answering
+    return replace(answering, prompt_tokens=sum(s.prompt_tokens for s in running.streams))
 
 
 async def _chunks(streams: list[AsyncChunkStream], n: int) -> AsyncIterator[Chunk]:
@@ -292,8 +295,8 @@ async def _collect(chunks: AsyncIterator[Chunk], answering: Answering) -> Comple
     async for chunk in chunks:
         total.add(chunk)
         if (done := collector.add(chunk)) is not None:
-            own = done.usage.completion_tokens
-            usage = Usage(total.usage.prompt_tokens, own, total.usage.cached_tokens)
+            prompt, cached = total.usage.prompt_tokens, total.usage.cached_tokens
+            usage = replace(done.usage, prompt_tokens=prompt, cached_tokens=cached)
             return replace(done, usage=usage)
     raise ClosedError("the answer ended early")
 
