@@ -61,21 +61,22 @@ class Delivery:
             if token.logprob is not None:
                 self._logprobs.append(self._logprob(token))
         if text:
-            self._send(Chunk(text=text))
+            self._emit(Chunk(text, *self._held(), index=self._index))
         return kept, self._detok.stopped
 
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
         text = self._detok.flush()
-        self._send(Chunk(text=text, finish_reason=reason, usage=usage, timings=timings))
+        self._emit(Chunk(text, *self._held(), reason, usage, timings, self._index))
 
     def fail(self, error: Exception) -> None:
         self._emit(error)
 
-    def _send(self, chunk: Chunk) -> None:
-        ids, logprobs = tuple(self._ids), tuple(self._logprobs)
+    def _held(self) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+        """The tokens that travel with the next chunk, handed over."""
+        held = tuple(self._ids), tuple(self._logprobs)
         self._ids.clear()
         self._logprobs.clear()
-        self._emit(replace(chunk, token_ids=ids, logprobs=logprobs, index=self._index))
+        return held
 
     def _logprob(self, token: Sampled) -> TokenLogprob:
         raw = self._tokenizer.token_bytes

@@ -53,17 +53,17 @@ class StepCost:
         )
         return y0 + (y1 - y0) * (tokens - x0) / (x1 - x0)
 
-    def within(self, seconds: float) -> int | None:
+    def within(self, seconds: float, least: int = 0) -> int | None:
         """The most tokens that are expected to take at most ``seconds``; None if unknown.
 
-        A step may always take half as long again as one of hardly any tokens: on a slow machine
-        that alone may be longer than ``seconds``, and tokens must get in. Widths far beyond any
-        that was measured are not promised: at most twice the widest.
+        A step may always take half as long again as one of the ``least`` tokens it must compute: on
+        a slow machine that alone may be longer than ``seconds``, and others must get in. Widths far
+        beyond any that was measured are not promised: at most twice the widest.
         """
         curve = self._curve()
         if not curve:
             return None
-        seconds = max(seconds, 1.5 * curve[0][1])
+        seconds = max(seconds, 1.5 * (self.seconds(least) or 0.0))
         most = 2 * curve[-1][0]
         for (x0, y0), (x1, y1) in pairwise(curve):
             if y1 > seconds:

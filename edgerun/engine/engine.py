@@ -24,7 +24,8 @@ __all__ = ["Engine"]
 
 log = logging.getLogger(__name__)
 
-#: Waiting sequences looked at in one step. Those behind them wait in turn.
+#: Waiting sequences looked at in one step, and more while neither its rows nor its tokens are all
+#: asked for. Those behind them wait in turn.
 _LOOK = 4
 #: Seconds a sequence that finds no pages lets others overtake it.
 _PATIENCE = 5.0
@@ -193,13 +194,15 @@ class Engine:
         """
         found: list[tuple[Sequence, Match | None]] = []
         coming: set[bytes] = set()
-        looks = _LOOK
+        running = sum([bool(s.pages) for s in self.sequences])
+        looks, most = 0, max(_LOOK, self.limits.max_rows - running)
+        tokens = 0  # asked for by those that were looked at
         for s in self.sequences:
             if s.leader is not None:
                 continue
             match = None
             if not s.pages:
-                if not looks:
+                if looks >= most or (looks >= _LOOK and tokens >= self.limits.budget):
                     continue
                 match = self.pager.match(s)
                 at = len(match.nodes)
@@ -208,7 +211,8 @@ class Engine:
                 if self.disk is not None and self.disk.awaits(s, match, self.pool):
                     coming.update(s.digests[at:])
                     continue
-                looks -= 1
+                looks += 1
+                tokens += len(s.ids) - match.n_tokens
             found.append((s, match))
             if s.pending > 1:
                 coming.update(s.digests[s.n_past // self.pool.page_size :])
@@ -220,12 +224,11 @@ class Engine:
         generating = sum([d.generating for d in demands])
         if not 0 < generating < len(demands):  # nobody's gap, or no prompt that could stretch it
             return limits.budget
-        within = None if limits.gap is None else self.cost.within(limits.gap)
+        generating = min(generating, limits.max_rows)
+        within = None if limits.gap is None else self.cost.within(limits.gap, generating)
         if within is None:
             within = limits.busy_budget
-        return min(
-            limits.budget, max(within, min(generating, limits.max_rows) + limits.least_budget)
-        )
+        return min(limits.budget, max(within, generating + limits.least_budget))
 
     def _entered(self, s: Sequence, n_cached: int, not_computed: int) -> None:
         """``s`` has its place for the first time."""
