@@ -10,7 +10,7 @@ from collections.abc import Callable
 from edgerun.backends.base import Batch, Program
 from edgerun.core import FinishReason
 from edgerun.engine.admission import Pager
-from edgerun.engine.budget import StepCost
+from edgerun.engine.budget import Pace, StepCost
 from edgerun.engine.disk import DiskTier
 from edgerun.engine.draft_source import Widths, whole_drafts
 from edgerun.engine.metrics import Counters, Metrics
@@ -61,6 +61,7 @@ class Engine:
         self.disk = disk
         self.sequences: list[Sequence] = []  # the foremost first
         self.cost = StepCost()
+        self.pace = Pace()
         self.counters = Counters()
 
     def add(self, sequence: Sequence) -> None:
@@ -110,9 +111,7 @@ class Engine:
             n_out = 1 + len(r.draft) if r.wants else 0
             self._advance(r, scores.part(out, out + n_out))
             out += n_out
-        seconds = time.perf_counter() - start
-        self.cost.add(batch.n_tokens, seconds)
-        self.counters.step(batch.n_tokens, seconds)
+        self._timed(rows, batch.n_tokens, time.perf_counter() - start)
 
     def fail_all(self, error: Exception) -> None:
         for s in list(self.sequences):
@@ -218,6 +217,15 @@ class Engine:
                 coming.update(s.digests[s.n_past // self.pool.page_size :])
         return found
 
+    def _timed(self, rows: list[Row], n_tokens: int, seconds: float) -> None:
+        """Learn from a step."""
+        prompts = sum([r.n for r in rows if r.n > 1 or not r.wants])
+        rest = self.cost.seconds(n_tokens - prompts) if 0 < prompts < n_tokens else None
+        if rest is not None:
+            self.pace.add(prompts, seconds - rest)
+        self.cost.add(n_tokens, seconds)
+        self.counters.step(n_tokens, seconds)
+
     def _budget(self, demands: list[Demand]) -> int:
         """Tokens of the next step."""
         limits = self.limits
@@ -225,10 +233,21 @@ class Engine:
         if not 0 < generating < len(demands):  # nobody's gap, or no prompt that could stretch it
             return limits.budget
         generating = min(generating, limits.max_rows)
-        within = None if limits.gap is None else self.cost.within(limits.gap, generating)
+        within = None if limits.gap is None else self._within(limits.gap, generating)
         if within is None:
             within = limits.busy_budget
         return min(limits.budget, max(within, generating + limits.least_budget))
+
+    def _within(self, gap: float, generating: int) -> int | None:
+        """Tokens that are expected to take ``gap`` seconds, those of generating rows among them. A
+        step may always take half as long again as these alone: on a slow machine that alone may
+        be longer than the gap, and prompts must get in."""
+        alone = self.cost.seconds(generating)
+        if alone is None:
+            return None
+        gap = max(gap, 1.5 * alone)
+        more = self.pace.within(gap - alone)
+        return self.cost.within(gap) if more is None else generating + more
 
     def _entered(self, s: Sequence, n_cached: int, not_computed: int) -> None:
         """``s`` has its place for the first time."""
