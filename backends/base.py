@@ -168,22 +168,26 @@ class Batch:
 
         ``outputs`` are indexes into that row's tokens; positions follow ``n_past``.
         """
-        starts = np.cumsum([0] + [len(r[0]) for r in rows], dtype=np.int32)
-        width = max((len(r[2]) for r in rows), default=0)
-        pages = np.full((len(rows), width), -1, np.int32)
+        tokens: list[int] = []
+        positions: list[int] = []
+        outputs: list[int] = []
+        starts = [0]
+        for ids, n_past, _, wanted in rows:
+            at = len(tokens)
+            tokens += ids
+            positions += range(n_past, n_past + len(ids))
+            outputs += [at + i for i in wanted]
+            starts.append(len(tokens))
+        pages = np.full((len(rows), max([len(r[2]) for r in rows], default=0)), -1, np.int32)
         for i, r in enumerate(rows):
             pages[i, : len(r[2])] = r[2]
-
-        def cat(parts: list[npt.NDArray[Any]]) -> I32:
-            return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
-
         return cls(
-            tokens=cat([np.asarray(r[0], np.int32) for r in rows]),
-            positions=cat([np.arange(r[1], r[1] + len(r[0])) for r in rows]),
-            row_start=starts,
+            tokens=np.array(tokens, np.int32),
+            positions=np.array(positions, np.int32),
+            row_start=np.array(starts, np.int32),
             n_past=np.array([r[1] for r in rows], np.int32),
             pages=pages,
-            outputs=cat([np.asarray(r[3], np.int32) + starts[i] for i, r in enumerate(rows)]),
+            outputs=np.array(outputs, np.int32),
             want_best=want_best,
         )
 

@@ -29,7 +29,7 @@ class EngineError(Exception):
 
 
 class Worker:
-    """An engine's process; ``env`` is added to this one's environment.
+    """An engine's process, running ``script``; ``env`` is added to this one's environment.
 
     Attributes: ``engine``, its name; ``facts``, what it said of itself once loaded.
     """
@@ -37,12 +37,14 @@ class Worker:
     def __init__(
         self, python: str, engine: str, path: Path, threads: int, n_ctx: int | None = None,
         kv: str | None = None, env: Mapping[str, str] | None = None,
+        script: str = "_worker.py", disk: str | None = None,
     ) -> None:  # fmt: skip
         self.engine = engine
-        what = {"engine": engine, "path": str(path), "threads": threads, "n_ctx": n_ctx, "kv": kv}
+        what = {"engine": engine, "path": str(path), "threads": threads, "n_ctx": n_ctx}
+        what |= {"kv": kv, "disk": disk}
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [python, str(HERE / "_worker.py"), json.dumps(what)],
+            [python, str(HERE / script), json.dumps(what)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -92,7 +94,7 @@ class Peer:
 @contextmanager
 def workers(
     peers: Sequence[Peer], path: Path, threads: int, n_ctx: int | None, *,
-    kv: str | None = None, env: Mapping[str, str] | None = None,
+    kv: str | None = None, env: Mapping[str, str] | None = None, script: str = "_worker.py",
 ) -> Iterator[list[Worker]]:  # fmt: skip
     """edgerun first, to which ``env`` applies, then the peers that take the file; all closed at
     the end."""
@@ -102,7 +104,7 @@ def workers(
             say(f"  loading {path.name} with {peer.engine}")
             try:
                 ours = env if peer.engine == "edgerun" else None
-                worker = Worker(peer.python, peer.engine, path, threads, n_ctx, kv, ours)
+                worker = Worker(peer.python, peer.engine, path, threads, n_ctx, kv, ours, script)
             except EngineError as e:
                 if peer.engine == "edgerun":
                     raise

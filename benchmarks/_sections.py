@@ -7,37 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import busy
-from _engines import EngineError, Peer, Worker, interleave, say, workers
+from _engines import EngineError, Worker, interleave, say, workers
 from _machine import read_rate
 from _models import MODELS, cost_of, path_of, temporary
 from _report import Against, Row, row_of
+from _results import Setup
 
 #: Bytes of one K or V value by KV type.
 _KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
-
-
-@dataclass
-class Setup:
-    """How to measure; ``engines`` collects what each engine said of itself."""
-
-    threads: int
-    rounds: int
-    peers: list[Peer]
-    models: list[str]
-    engines: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def met(self, running: Sequence[Worker]) -> None:
-        for w in running:
-            self.engines.setdefault(w.engine, w.facts)
-
-    def only(self, engine: str) -> list[Peer]:
-        """The peer of that name, if it takes part: others cannot do what the section asks."""
-        return [p for p in self.peers if p.engine == engine]
 
 
 def speed(setup: Setup) -> Iterator[Row]:
