@@ -112,9 +112,12 @@ class KVLayer:
 
     def token_bytes(self, kv_type: str) -> int:
         """Bytes that K and V of one token take, padding left out: q8_0 keeps an int8 a value and an
-        fp16 scale per 32 of a head's."""
+        fp16 scale per 32 of a head's, q4r half a byte instead of the int8."""
+        scales = 2 * -(-self.head_dim // 32)
         if kv_type == "q8_0":
-            return 2 * self.n_kv_heads * (self.head_dim + 2 * -(-self.head_dim // 32))
+            return 2 * self.n_kv_heads * (self.head_dim + scales)
+        if kv_type == "q4r":
+            return 2 * self.n_kv_heads * (-(-self.head_dim // 2) + scales)
         return 2 * self.n_kv_heads * self.head_dim * (4 if kv_type == "f32" else 2)
 
 

@@ -18,7 +18,6 @@ from edgerun import LLM, SamplingParams
 from edgerun.catalog import store
 from edgerun.cli import main
 from edgerun.errors import (
-    BackendError,
     EdgerunError,
     ModelNotFoundError,
     RequestError,
@@ -122,8 +121,10 @@ def test_a_templates_refusal_is_quoted(tmp_path: Path) -> None:
         ({"max_batch": 0}, RequestError, "max_batch"),
         ({"backend": "abacus"}, RequestError, "auto, cpu, reference"),
         ({"backend": 7}, RequestError, "backend"),
-        ({"kv_type": "q1"}, BackendError, "'q1'"),
-        ({"kv_type": "q1", "backend": "reference"}, BackendError, "'q1'"),
+        ({"kv_type": "q1"}, RequestError, "'q1' is not one of this backend's: f16"),
+        ({"kv_type": "q1", "backend": "reference"}, RequestError, "'q1'"),
+        ({"kv_type": "q8_0:force"}, RequestError, "'q8_0:force'"),
+        ({"kv_type": "q4r"}, RequestError, "below 2 billion .*use --kv q8_0, or q4r:force"),
     ],
 )
 def test_bad_options(path: Path, options: Any, error: type[Exception], words: str) -> None:

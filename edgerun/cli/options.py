@@ -66,7 +66,8 @@ def add_model_options(p: argparse.ArgumentParser, *, many: bool = False) -> None
         "--kv",
         metavar="TYPE",
         help="how K and V are stored: f16 (cpu's default), q8_0 (half the "
-        "memory, faster in long contexts) or f32",
+        "memory, faster in long contexts), q4r (a quarter, at a loss: for models of 2 billion "
+        "parameters and more; q4r:force for any) or f32",
     )
 
 
