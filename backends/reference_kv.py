@@ -141,7 +141,8 @@ def rotated(x: F32) -> F32:
         a, b = y[..., 0::2], y[..., 1::2]
         y = np.concatenate([a + b, a - b], axis=-1)
     y = y * (np.float32(1) / np.sqrt(np.float32(n)))
-    return y.reshape(x.shape)
+    out: F32 = y.reshape(x.shape)
+    return out
 
 
 def _store(shape: tuple[int, ...], kv_type: str) -> Store:

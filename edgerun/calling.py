@@ -59,7 +59,15 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 #: With one of these an object's own properties are not all it may have.
 _OPEN = frozenset(
-    "additionalProperties unevaluatedProperties patternProperties allOf anyOf oneOf $ref".split()
+    [
+        "additionalProperties",
+        "unevaluatedProperties",
+        "patternProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "$ref",
+    ]
 )
 
 

@@ -197,7 +197,7 @@ def _sure(
     form = shape.format
     if choice.forced and syntax is None:  # in the generic way, whatever the model's own is
         form = FORMATS["generic"]
-    sure = ("",) if choice.forced else ()
+    sure: tuple[str, ...] = ("",) if choice.forced else ()
     if syntax is not None and syntax.trigger and constraint.param == "tools":
         sure += tuple(
             m for m in (form.marks if form else ()) if syntax.trigger.strip().startswith(m)

@@ -375,7 +375,7 @@ class LLM(Coroutines):
                 partial(tokenizer.token_bytes, special=True),
                 then,
             )
-            for then in matchers or [None] * params.n
+            for then in (*matchers, *[None] * (params.n - len(matchers)))
         ]
 
     def _ids(self, ids: Sequence[int]) -> list[int]:

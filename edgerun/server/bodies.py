@@ -68,7 +68,6 @@ class SamplingBody(Body):
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
 
-
     @field_validator("samplers", mode="before")
     @classmethod
     def _read_samplers(cls, given: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +55,7 @@ class ReasoningGate:
         self,
         gate: Gate,
         n_vocab: int,
-        eog_ids: Sequence[int],
+        eog_ids: Collection[int],
         token_bytes: Callable[[int], bytes],
         then: TokenConstraint | None = None,
     ) -> None:
