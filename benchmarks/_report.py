@@ -31,6 +31,10 @@ GOALS: dict[tuple[str, str | None, str], tuple[str, str, float]] = {
     ("first token", None, "4096 warm"): ("of cold", "<=", 0.05),
     ("first token", None, "4096 restarted"): ("of cold", "<=", 0.15),
     ("gap", None, "4096 arriving"): ("of the target", "<=", 2.0),
+    ("server", "smollm2", "1 clients"): ("of the engine", ">=", 0.9),
+    ("server", "smollm2", "8 clients"): ("of the engine", ">=", 0.9),
+    ("server", "smollm2", "32 clients"): ("of the engine", ">=", 0.9),
+    ("server", "smollm2", "200 dropped"): ("value", "<=", 0),
 }
 
 
