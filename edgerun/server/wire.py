@@ -389,7 +389,7 @@ class _Events(Response):
         self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        self._send, self._last = send, time.monotonic()
         tasks: list[asyncio.Future[Any]] = []
         try:
             await send(

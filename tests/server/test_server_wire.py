@@ -36,9 +36,9 @@ def raw(server: Endpoint, body: dict[str, Any]) -> socket.socket:
     return s
 
 
-def wait_until_running(server: Endpoint, name: str = "random") -> None:
+def wait_until_running(server: Endpoint, name: str = "random", n: int = 1) -> None:
     llm, ends = server.llm(name), time.monotonic() + 10
-    while not llm.metrics().running:
+    while llm.metrics().running < n:
         assert time.monotonic() < ends
         time.sleep(0.001)
 
@@ -52,7 +52,7 @@ def test_events_on_the_wire() -> None:
         'data: {"a":"é\\n\u2028"}\n\ndata: [DONE]\n\nevent: named\ndata: {"b":1}\n\n'.encode()
     )
     assert to_json({"x": "\ud800"}) == b'{"x":"?"}'
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="JSON"):
         to_json(float("nan"))
 
 
@@ -202,7 +202,8 @@ def test_queue_counts() -> None:
 def test_a_full_queue_is_429(models: dict[str, Path]) -> None:
     with Endpoint({"random": models["random"]}, places=1, max_queue=0) as server:
         with server.client.stream("POST", PATH, json={**ENDLESS, "stream": True}) as first:
-            next(first.iter_raw())
+            parts = first.iter_raw()
+            next(parts)
             for stream in (False, True):
                 response = server.client.post(PATH, json={**ENDLESS, "stream": stream})
                 assert response.status_code == 429
@@ -239,7 +240,7 @@ def test_shutting_down_cuts_off_what_does_not_end(models: dict[str, Path]) -> No
         with server.client.stream("POST", PATH, json={**ENDLESS, "stream": True}) as response:
             parts = response.iter_raw()
             text = next(parts)
-            time.sleep(0.1)
+            wait_until_running(server, n=2)
             server.server.should_exit = True
             text += b"".join(parts)
         waits.join(timeout=30)
