@@ -17,8 +17,8 @@ from helpers.http import Endpoint
 
 from edgerun.core import Chunk
 from edgerun.server.errors import OverloadedError
+from edgerun.server.queue import Queue
 from edgerun.server.sse import Event, encode, to_json
-from edgerun.server.wire import Queue
 
 PATH = "/v1/completions"
 ENDLESS = {"model": "random", "prompt": "a", "ignore_eos": True}
@@ -109,6 +109,23 @@ def test_two_hundred_clients_that_leave(server: Endpoint) -> None:
     began = time.perf_counter()
     server.post(PATH, {**ENDLESS, "max_tokens": 1})
     assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+def test_leaving_whichever_parser_there_is(models: dict[str, Path], http: Any) -> None:
+    if http == "httptools":
+        pytest.importorskip("httptools")
+    with Endpoint({"random": models["random"]}, http=http, body_timeout=0.3) as server:
+        for stream in (False, True):
+            s = raw(server, {**ENDLESS, "stream": stream})
+            wait_until_running(server)
+            s.close()
+            server.settled(seconds=2)
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as s:
+            s.sendall(b"GET /hea")  # and never the rest
+            assert s.recv(100) == b""
+        assert server.events(PATH, {**ENDLESS, "max_tokens": 2, "stream": True})[-1] == "[DONE]"
 
 
 def test_a_client_that_leaves_hurts_no_other(server: Endpoint) -> None:
