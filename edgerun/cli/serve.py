@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from edgerun.errors import EdgerunError, RequestError, printable
 if TYPE_CHECKING:
     import argparse
     import socket
+    from concurrent.futures import Future
     from pathlib import Path
 
     from fastapi import FastAPI
@@ -131,9 +133,9 @@ def run(args: argparse.Namespace) -> int:
             from edgerun.server.sockets import tls
 
             secure = tls(args.tls_cert, args.tls_key)
+        options = _options(args)
         first, sources = _sources(args)
         load = _Loader(args, first)
-        options = _options(args)
         _set_up_logs(args)
         return _serve(args, sock, secure, sources, load, options, began)
     finally:
@@ -191,7 +193,8 @@ def _sources(args: argparse.Namespace) -> tuple[Path | None, Sources]:
             raise RequestError("--draft goes with one model: name it with -m", param="draft")
         with pull_progress(args.draft) as pulling:
             find(args.draft, progress=pulling)
-    return models[0].path if models else None, Sources(models, folders, pulled=not named)
+    sources = Sources(models, folders, pulled=not named)
+    return next(iter(sources.files().values())) if models else None, sources
 
 
 class _Loader:
@@ -199,8 +202,6 @@ class _Loader:
     is still being imported."""
 
     def __init__(self, args: argparse.Namespace, first: Path | None) -> None:
-        from concurrent.futures import ThreadPoolExecutor
-
         given = {k: v for k in ("speculation", "draft") if (v := getattr(args, k)) is not None}
         self._options: dict[str, Any] = {
             "backend": args.backend,
@@ -212,17 +213,25 @@ class _Loader:
             **given,
         }
         self.first = first
-        self._early = None
+        self._early: Future[LLM] | None = None
         if first is not None:
-            pool = ThreadPoolExecutor(1, thread_name_prefix="load")
-            self._early = pool.submit(self._open, first)
-            pool.shutdown(wait=False)
+            from concurrent.futures import Future
+
+            self._early = Future()
+            # A daemon: whoever stops the command meanwhile does not wait for it.
+            threading.Thread(target=self._begin, args=(first, self._early), daemon=True).start()
 
     def __call__(self, path: Path) -> LLM:
         early, self._early = self._early, None
         if early is not None and path == self.first:
             return early.result()
         return self._open(path)
+
+    def _begin(self, path: Path, found: Future[LLM]) -> None:
+        try:
+            found.set_result(self._open(path))
+        except BaseException as e:
+            found.set_exception(e)
 
     def _open(self, path: Path) -> LLM:
         from edgerun.llm import LLM

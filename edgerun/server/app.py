@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 
@@ -16,7 +16,7 @@ from edgerun.server.health import Health
 from edgerun.server.limits import Limits
 from edgerun.server.logs import RequestLog
 from edgerun.server.metrics import ServerMetrics
-from edgerun.server.wire import Queue
+from edgerun.server.queue import Queue
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -47,6 +47,13 @@ clients ask for them.
 
 
 class _App(FastAPI):
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            paths = super().openapi().get("paths", {})
+            for operation in (o for path in paths.values() for o in path.values()):
+                operation["responses"].pop("422", None)  # a wrong body is a 400 here
+        return super().openapi()
+
     def build_middleware_stack(self) -> ASGIApp:
         """Log, gate and limits stand before everything, FastAPI's own error pages included."""
         options = self.state.options
@@ -57,7 +64,7 @@ class _App(FastAPI):
 def create_app(registry: Registry, options: ServerOptions) -> FastAPI:
     """An endpoint over ``registry``'s models, which are closed when the application ends.
 
-    ``app.state`` has ``registry``, ``options``, ``queue`` (a :class:`~edgerun.server.wire.Queue`),
+    ``app.state`` has ``registry``, ``options``, ``queue`` (a :class:`~edgerun.server.queue.Queue`),
     ``metrics``, and ``ready``: whether what was to be loaded at the start is.
     """
 

@@ -11,7 +11,7 @@ from edgerun.core import Chunk, Completion, TokenLogprob
 from edgerun.errors import RequestError
 from edgerun.server.asked import TextAsked
 from edgerun.server.bodies import SamplingBody, StreamOptions, limit, sampling_params
-from edgerun.server.chat_completions import response_format
+from edgerun.server.chat_in import response_format
 from edgerun.server.errors import ERRORS
 from edgerun.server.infill import with_fim
 from edgerun.server.wire import (

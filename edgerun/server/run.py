@@ -10,7 +10,7 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import uvicorn
 
@@ -40,6 +40,8 @@ class Server(uvicorn.Server):
         drain: seconds.
         secure: TLS.
         started_up: called on the loop once requests are taken.
+        http: which of uvicorn's parsers, ``h11`` or ``httptools``; ``auto`` = the second, which is
+            faster, where it is installed.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Server(uvicorn.Server):
         drain: float = 30.0,
         secure: ssl.SSLContext | None = None,
         started_up: Callable[[], Any] | None = None,
+        http: Literal["auto", "h11", "httptools"] = "auto",
     ) -> None:
         options = app.state.options
         self._app, self._sock, self._drain, self._started_up = app, sock, drain, started_up
@@ -57,6 +60,7 @@ class Server(uvicorn.Server):
             app,
             log_config=None,
             access_log=False,
+            http=http,
             ws="none",
             lifespan="on",
             server_header=False,

@@ -18,7 +18,7 @@ from edgerun.delivery import AsyncChunkStream, Collector, off_loop
 from edgerun.errors import ClosedError, RequestError
 from edgerun.llm import LLM
 from edgerun.server.asked import Asked, ChatAsked
-from edgerun.server.errors import ClientGoneError, OverloadedError, TimeLimitError, error_fields
+from edgerun.server.errors import ClientGoneError, TimeLimitError, error_fields
 from edgerun.server.registry import Lease
 from edgerun.server.sse import COMMENT, DONE, EVENT_HEADERS, JSON, Event, encode
 
@@ -121,6 +121,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -332,40 +333,6 @@ class _Clock:
             yield chunk
 
 
-class Queue:
-    """Counts the answers each model owes, and refuses more than may wait.
-
-    ``places`` run at once, ``most`` more may wait; None = any number.
-    """
-
-    def __init__(self, places: int, most: int | None) -> None:
-        self._limit = None if most is None else places + most
-        self._owed: dict[str, int] = {}
-
-    @property
-    def owed(self) -> int:
-        """Answers under way, of all models."""
-        return sum(self._owed.values())
-
-    def enter(self, model: str, n: int) -> Callable[[], None]:
-        """Count ``n`` more answers; what takes them off again.
-
-        Raises:
-            OverloadedError: that is too many. A model that owes nothing takes any number.
-        """
-        owed = self._owed.get(model, 0)
-        if self._limit is not None and owed and owed + n > self._limit:
-            raise OverloadedError(owed, self._limit)
-        self._owed[model] = owed + n
-
-        def leave() -> None:
-            self._owed[model] -= n
-            if not self._owed[model]:
-                del self._owed[model]
-
-        return leave
-
-
 # -- streams -------------------------------------------------------------------------------------
 
 
@@ -389,7 +356,7 @@ class _Events(Response):
         self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        self._send, self._last = send, time.monotonic()
         tasks: list[asyncio.Future[Any]] = []
         try:
             await send(

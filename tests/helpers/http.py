@@ -18,7 +18,7 @@ import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import httpx
 
@@ -50,12 +50,13 @@ class Endpoint:
         *,
         llm: Mapping[str, Any] | None = None,
         drain: float = 5.0,
+        http: Literal["auto", "h11", "httptools"] = "auto",
         **options: Any,
     ) -> None:
         chosen = {"backend": "cpu", "threads": 1, "max_batch": options.get("places", 16)}
         chosen |= dict(llm or {})
         resolved = [Resolved(path, name) for name, path in models.items()]
-        self._options, self._drain = ServerOptions(**options), drain
+        self._options, self._drain, self._http = ServerOptions(**options), drain, http
         self._load = lambda path: LLM(path, **chosen)
         self._sources = Sources(models=resolved)
         self._key = next(iter(self._options.api_keys), None)
@@ -77,7 +78,11 @@ class Endpoint:
         sock = listen("127.0.0.1", 0)
         self.url = url_of(sock)
         self.server = Server(
-            self.app, sock, drain=self._drain, started_up=lambda: self._up.set_result(None)
+            self.app,
+            sock,
+            drain=self._drain,
+            started_up=lambda: self._up.set_result(None),
+            http=self._http,
         )
         await self.server.run_async()
 

@@ -11,7 +11,8 @@ from edgerun.chat import ChatOptions, ToolCall, ToolCallDelta
 from edgerun.core import Chunk, Completion, FinishReason, SamplingParams, Timings, Usage
 from edgerun.errors import RequestError
 from edgerun.server.asked import ChatAsked
-from edgerun.server.chat_completions import ChatBody, ChatTranslator, parse, whole
+from edgerun.server.chat_in import ChatBody, parse
+from edgerun.server.chat_out import ChatTranslator, whole
 from edgerun.server.wire import Answering, Event, UsageSum
 
 FUNCTION = {"name": "add", "description": "adds", "parameters": {"type": "object"}}

@@ -17,8 +17,8 @@ from helpers.http import Endpoint
 
 from edgerun.core import Chunk
 from edgerun.server.errors import OverloadedError
+from edgerun.server.queue import Queue
 from edgerun.server.sse import Event, encode, to_json
-from edgerun.server.wire import Queue
 
 PATH = "/v1/completions"
 ENDLESS = {"model": "random", "prompt": "a", "ignore_eos": True}
@@ -36,9 +36,9 @@ def raw(server: Endpoint, body: dict[str, Any]) -> socket.socket:
     return s
 
 
-def wait_until_running(server: Endpoint, name: str = "random") -> None:
+def wait_until_running(server: Endpoint, name: str = "random", n: int = 1) -> None:
     llm, ends = server.llm(name), time.monotonic() + 10
-    while not llm.metrics().running:
+    while llm.metrics().running < n:
         assert time.monotonic() < ends
         time.sleep(0.001)
 
@@ -52,7 +52,7 @@ def test_events_on_the_wire() -> None:
         'data: {"a":"é\\n\u2028"}\n\ndata: [DONE]\n\nevent: named\ndata: {"b":1}\n\n'.encode()
     )
     assert to_json({"x": "\ud800"}) == b'{"x":"?"}'
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="JSON"):
         to_json(float("nan"))
 
 
@@ -109,6 +109,23 @@ def test_two_hundred_clients_that_leave(server: Endpoint) -> None:
     began = time.perf_counter()
     server.post(PATH, {**ENDLESS, "max_tokens": 1})
     assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize("http", ["h11", "httptools"])
+def test_leaving_whichever_parser_there_is(models: dict[str, Path], http: Any) -> None:
+    if http == "httptools":
+        pytest.importorskip("httptools")
+    with Endpoint({"random": models["random"]}, http=http, body_timeout=0.3) as server:
+        for stream in (False, True):
+            s = raw(server, {**ENDLESS, "stream": stream})
+            wait_until_running(server)
+            s.close()
+            server.settled(seconds=2)
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as s:
+            s.sendall(b"GET /hea")  # and never the rest
+            assert s.recv(100) == b""
+        assert server.events(PATH, {**ENDLESS, "max_tokens": 2, "stream": True})[-1] == "[DONE]"
 
 
 def test_a_client_that_leaves_hurts_no_other(server: Endpoint) -> None:
@@ -202,7 +219,8 @@ def test_queue_counts() -> None:
 def test_a_full_queue_is_429(models: dict[str, Path]) -> None:
     with Endpoint({"random": models["random"]}, places=1, max_queue=0) as server:
         with server.client.stream("POST", PATH, json={**ENDLESS, "stream": True}) as first:
-            next(first.iter_raw())
+            parts = first.iter_raw()
+            next(parts)
             for stream in (False, True):
                 response = server.client.post(PATH, json={**ENDLESS, "stream": stream})
                 assert response.status_code == 429
@@ -239,7 +257,7 @@ def test_shutting_down_cuts_off_what_does_not_end(models: dict[str, Path]) -> No
         with server.client.stream("POST", PATH, json={**ENDLESS, "stream": True}) as response:
             parts = response.iter_raw()
             text = next(parts)
-            time.sleep(0.1)
+            wait_until_running(server, n=2)
             server.server.should_exit = True
             text += b"".join(parts)
         waits.join(timeout=30)
