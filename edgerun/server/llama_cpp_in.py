@@ -103,7 +103,7 @@ def _asked(body: CompletionBody) -> TextAsked:
         max_tokens=limit(n_predict=body.n_predict, max_tokens=body.max_tokens),
         n=body.n_cmpl,
         logprobs=body.n_probs or None,
-        time_limit=milliseconds / 1000 if milliseconds > 0 else None,
+        time_limit=min(milliseconds / 1000, 1e9) if milliseconds > 0 else None,
     )
     return TextAsked(body.model, [""], params, stream=bool(body.stream))
 

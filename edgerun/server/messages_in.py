@@ -164,7 +164,7 @@ def _choice(
 def _thinking(body: CountBody) -> tuple[str | None, int | None]:
     """Reasoning effort and budget. Who asks for no thinking reads text as the first block."""
     effort = (body.output_config or {}).get("effort")
-    if effort is not None and effort not in _EFFORT:
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORT):
         raise _bad(f"output_config.effort must be one of {', '.join(_EFFORT)}", "output_config")
     if not wants_thinking(body):
         return "none", None

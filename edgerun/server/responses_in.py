@@ -117,6 +117,8 @@ def _params(body: ResponsesBody) -> SamplingParams:
         "top_p": body.top_p,
         "constraint": _format(body.text or {}),
     }
+    if body.max_output_tokens is not None and body.max_output_tokens < 0:
+        raise _bad("max_output_tokens must be 0 or more", "max_output_tokens")
     top = body.top_logprobs
     if top is not None and not 0 <= top <= 20:
         raise _bad(f"top_logprobs must be between 0 and 20, not {top}", "top_logprobs")
@@ -165,6 +167,8 @@ def _tools(given: Sequence[Mapping[str, Any]]) -> dict[str, Tool]:
                 out[name] = Tool(t, name, namespace=space)
         elif kind in ("function", "custom"):
             name = _named(tool, at)
+            if not isinstance(tool.get("parameters") or {}, Mapping):
+                raise _bad(f"{at}.parameters must be a JSON Schema", f"{at}.parameters")
             out[name] = Tool(tool, name, custom=kind == "custom")
         else:
             raise _bad(
@@ -224,8 +228,9 @@ def _choice(
             raise _bad("tool_choice is required, but there are no tools", "tool_choice")
         return choice, tools
     name = choice.get("name")
-    if choice.get("type") not in ("function", "custom") or name not in tools:
-        shown = printable(repr(name or choice.get("type")), 60)
+    kind = choice.get("type")
+    if kind not in ("function", "custom") or not isinstance(name, str) or name not in tools:
+        shown = printable(repr(name or kind), 60)
         raise _bad(f"tool_choice names {shown}, which is none of the tools here", "tool_choice")
     return {"name": name}, tools
 

@@ -136,20 +136,21 @@ def _custom_input(arguments: str) -> str:
 
 def whole(wanted: Wanted, answering: Answering, completion: Completion) -> Json:
     """The answer as one response."""
-    cut = completion.finish_reason is FinishReason.LENGTH
-    done = "incomplete" if cut else "completed"
-    made: list[Callable[[str], Json]] = []
+    output: list[Json] = []
+
+    def suffix() -> str:
+        return f"{answering.id}_{len(output)}"
+
     if completion.reasoning:
-        made.append(lambda i: _reasoning(f"rs_{i}", completion.reasoning, "completed"))
+        output.append(_reasoning(f"rs_{suffix()}", completion.reasoning, "completed"))
     if completion.text or not (completion.tool_calls or completion.reasoning):
         part = _part(completion.text, _logprobs(completion.logprobs or ()))
-        made.append(lambda i: _message(f"msg_{i}", part, "completed"))
+        output.append(_message(f"msg_{suffix()}", part, "completed"))
     for call in completion.tool_calls:
         tool = wanted.tools.get(call.name)
-        made.append(lambda i, c=call, t=tool: _call(_call_id(i, t), c, t, "completed"))  # type: ignore[misc]
-    output = [make(f"{answering.id}_{n}") for n, make in enumerate(made)]
-    if output:
-        output[-1]["status"] = done
+        output.append(_call(_call_id(suffix(), tool), call, tool, "completed"))
+    if completion.finish_reason is FinishReason.LENGTH:
+        output[-1]["status"] = "incomplete"
     last = Chunk(finish_reason=completion.finish_reason, usage=completion.usage)
     return _finished(wanted, answering, output, last)
 

@@ -51,8 +51,7 @@ class Answering:
 
     Attributes:
         id: 32 hex digits; APIs put their own prefix before it.
-        created: seconds since 1970.
-        model: the name it is served under.
+        created, model: seconds since 1970, and the name it is served under.
         asked: what ``prepare`` made of it, where there was one.
         llm: the model, for facts and tokens; nobody but :func:`respond` generates with it.
         prompt_tokens: of all prompts.

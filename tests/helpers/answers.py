@@ -38,6 +38,7 @@ def models(folder: Path) -> dict[str, Path]:
     said = {
         "talk": (TALK, template),
         "think": (["<think>\n", *THOUGHTS, "</think>", "\n\nIt is", " 42", "."], thinking),
+        "json": (['{"', "city", '":"', "Os", "lo", '"}'], template),
         "call": (["I add", ". ", *CALLS], template),
     }
     return {

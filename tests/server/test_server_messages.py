@@ -201,6 +201,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"thinking": {"type": "x"}}, "thinking.type"),
         ({"output_format": {"type": "xml"}}, "output_format.type"),
         ({"temperature": -2.0}, "temperature"),
+        ({"output_config": {"effort": []}}, "output_config"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], param: str) -> None:

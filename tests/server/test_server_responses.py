@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import openai
+import pydantic
 import pytest
 from helpers import answers
 from helpers.http import Endpoint
@@ -190,7 +191,9 @@ def test_sampling_and_format() -> None:
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"top_logprobs": 21}, "top_logprobs"),
-        ({"max_output_tokens": -1}, "max_tokens"),
+        ({"max_output_tokens": -1}, "max_output_tokens"),
+        ({"tools": [ADD], "tool_choice": {"type": "function", "name": []}}, "tool_choice"),
+        ({"tools": [{**ADD, "parameters": [1]}]}, "tools[0].parameters"),
     ],
 )
 def test_what_is_refused(fields: dict[str, Any], param: str) -> None:
@@ -501,6 +504,17 @@ def test_logprobs(client: openai.OpenAI) -> None:
     found = part.content[0].logprobs
     assert "".join(p.token for p in found) == done.output_text
     assert all(len(p.top_logprobs) == 2 for p in found)
+
+
+class City(pydantic.BaseModel):
+    city: str
+
+
+def test_parsed(client: openai.OpenAI) -> None:
+    done = client.responses.parse(model="json", input="Where?", text_format=City)
+    assert done.output_parsed == City(city="Oslo")
+    with client.responses.stream(model="json", input="Where?", text_format=City) as stream:
+        assert stream.get_final_response().output_parsed == City(city="Oslo")
 
 
 def test_truncation(client: openai.OpenAI) -> None:
