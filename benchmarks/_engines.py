@@ -24,6 +24,16 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def own_group() -> dict[str, Any]:
+    """For ``Popen``: Ctrl-C is for this process alone, so what was measured is kept. Not a session
+    of its own, since Linux shares cores between sessions before it does between processes."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    if sys.version_info >= (3, 11):
+        return {"process_group": 0}
+    return {"preexec_fn": os.setpgrp}
+
+
 class EngineError(Exception):
     """An engine's process ended early or answered with an error."""
 
@@ -50,7 +60,7 @@ class Worker:
             text=True,
             stderr=self._log,
             env={**os.environ, **(env or {})},
-            start_new_session=True,  # Ctrl-C is for this process: what was measured is kept
+            **own_group(),
         )
         self.facts: dict[str, Any] = self._answer()
 

@@ -96,19 +96,21 @@ def beside_busy(setup: Setup) -> Iterator[Row]:
     for name in [m for m in setup.models if m in ("smollm2", "llama-1b")]:
         with workers(setup.only("llama_cpp"), path_of(name), setup.threads, 1024) as running:
             setup.met(running)
-            speeds, reads = busy.measure(running, setup.rounds, 128, setup.threads)
-        quiet = [statistics.median(s[0]) for s in speeds]
+            found, reads = busy.measure(running, setup.rounds, 128, setup.threads)
+        ours = found[0]
         for load in busy.LOADS:
-            found = [s[load] for s in speeds]
-            row = Row("busy", name, f"decode 128, {load} busy", statistics.median(found[0]))
+            speeds = ours.speeds[load]
+            row = Row("busy", name, f"decode 128, {load} busy", statistics.median(speeds))
             row.read_gb_s = statistics.median(reads)
-            row.more = {"of quiet": row.value / quiet[0]}
-            for worker, other, alone in zip(running[1:], found[1:], quiet[1:], strict=True):
-                ratios = [a / b for a, b in zip(found[0], other, strict=True)]
-                value = statistics.median(other)
+            row.more = {
+                "of quiet": ours.of_quiet(load), "cores": statistics.median(ours.cores[load])
+            }  # fmt: skip
+            for worker, peer in zip(running[1:], found[1:], strict=True):
+                ratios = [a / b for a, b in zip(speeds, peer.speeds[load], strict=True)]
+                value = statistics.median(peer.speeds[load])
                 middle = statistics.median(ratios)
                 row.peers[worker.engine] = Against(value, middle, min(ratios), max(ratios))
-                row.more[f"{worker.engine} of its own"] = value / alone
+                row.more[f"{worker.engine} of its own"] = peer.of_quiet(load)
             yield row
 
 
