@@ -32,7 +32,16 @@ from edgerun.gguf import GGUFFile
 from edgerun.planning import Fit, Room, fits, plan
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend", "open_model", "what_fits", "why_fallback"]
+__all__ = [
+    "BACKENDS",
+    "LoadedModel",
+    "find",
+    "load",
+    "open_backend",
+    "open_model",
+    "what_fits",
+    "why_fallback",
+]
 
 log = logging.getLogger(__name__)
 
