@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -53,6 +54,7 @@ class Results:
 
         ``tables``: print all of it as Markdown at the end. Returns the exit status.
         """
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as at Ctrl-C
         try:
             for name, section in sections:
                 say(f"{name}:")

@@ -33,7 +33,16 @@ from edgerun.gguf import GGUFFile
 from edgerun.planning import Fit, Room, choose_kv_type, fits, plan, suits
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend", "open_model", "what_fits"]
+__all__ = [
+    "BACKENDS",
+    "LoadedModel",
+    "find",
+    "load",
+    "open_backend",
+    "open_model",
+    "what_fits",
+    "why_fallback",
+]
 
 log = logging.getLogger(__name__)
 
@@ -316,6 +325,19 @@ def _upload(
             progress(done, total)
 
     return backend.upload_all({n: (t, specs[n].role) for n, t in raw.items()}, taken)
+
+
+def why_fallback(file: GGUFFile) -> str | None:
+    """Why only the fallback, llama.cpp, may run ``file``; None if edgerun does.
+
+    Raises:
+        GGUFError: it is badly described.
+    """
+    try:
+        arch.configure(arch.get(file.metadata.get_str("general.architecture")), file)
+    except UnsupportedModelError as e:
+        return str(e)
+    return None
 
 
 def what_fits(file: GGUFFile, backend: Backend) -> tuple[Room, list[Fit]]:

@@ -156,9 +156,17 @@ def test_a_model_that_cannot_run_is_not_fetched(
     capsys.readouterr()
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    waiting = {line.split()[0] for line in lines if "NOT YET RUN" in line}
+    waiting = {line.split()[0] for line in lines if "NEEDS A FALLBACK, LLAMA.CPP: pip" in line}
     assert waiting >= {"later", "qwen3-30b-a3b"}
     assert "smollm2-135m" not in waiting
     assert main(["list", "--json"]) == 0
     runs = {e["name"]: e["runs"] for e in json.loads(capsys.readouterr().out)}
     assert {name for name, ok in runs.items() if not ok} == waiting
+    monkeypatch.setattr("edgerun.backends.llama_cpp_library.installed", lambda: True)
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines if "FALLBACK: RUNS ON LLAMA.CPP" in line} == waiting
+    assert main(["list", "--json"]) == 0
+    runs_on = {e["name"]: e["runs_on"] for e in json.loads(capsys.readouterr().out)}
+    assert {name for name, what in runs_on.items() if what == "llama_cpp"} == waiting
+    assert runs_on["smollm2-135m"] == "edgerun"

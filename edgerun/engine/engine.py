@@ -178,6 +178,7 @@ class Engine:
             pages_total=pool.n_pages,
             pages_used=pool.n_pages - free,
             pages_cached=cached,
+            disk=self.disk.count() if self.disk is not None else None,
         )
 
     # -- scheduling ---------------------------------------------------------------------------
