@@ -17,7 +17,7 @@ from edgerun.core import SamplingParams
 from edgerun.delivery import off_loop
 from edgerun.errors import RequestError
 from edgerun.llm import LLM
-from edgerun.server import chat_completions
+from edgerun.server import chat_in
 from edgerun.server.bodies import Body
 from edgerun.server.errors import ERRORS
 from edgerun.server.llama_cpp_in import (
@@ -105,10 +105,10 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
 
 
 @router.post("/apply-template", responses=ERRORS, summary="A conversation as a prompt")
-async def apply_template(request: Request, body: chat_completions.ChatBody) -> Response:
+async def apply_template(request: Request, body: chat_in.ChatBody) -> Response:
     """The text that `/completion` would go on from, without the model's start token, which it
     adds."""
-    asked = chat_completions.parse(body)
+    asked = chat_in.parse(body)
 
     def work(llm: LLM) -> str:
         ids, tokenizer = llm.conversation(asked.messages, asked.options).ids, llm.model.tokenizer
