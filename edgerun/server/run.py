@@ -125,23 +125,42 @@ class Server(uvicorn.Server):
 
 
 def _patient(base: type[Any], seconds: float) -> type[Any]:
-    """uvicorn's protocol ``base``, which closes connections that send no whole request head within
-    ``seconds`` of being made."""
+    """uvicorn's protocol ``base``, which closes a connection on which no whole request head arrives
+    within ``seconds`` of its start, or of the connection's."""
 
     class Patient(base):  # type: ignore[misc]
-        _waiting: asyncio.TimerHandle | None = None
+        _timer: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:
             super().connection_made(transport)
-            self._waiting = self.loop.call_later(seconds, self._late)
+            self._look()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._look()
+
+        def _idle(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def _look(self) -> None:
+            """Between requests a byte starts the clock, a whole head stops it."""
+            if not self._idle():
+                self._stop()
+            elif self._timer is None:
+                self._timer = self.loop.call_later(seconds, self._late)
+
+        def _stop(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
 
         def _late(self) -> None:
-            if self.cycle is None and not self.transport.is_closing():
+            self._timer = None
+            if self._idle() and not self.transport.is_closing():
                 self.transport.close()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if self._waiting is not None:
-                self._waiting.cancel()
+            self._stop()
             super().connection_lost(exc)
 
     return Patient

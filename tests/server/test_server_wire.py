@@ -125,6 +125,11 @@ def test_leaving_whichever_parser_there_is(models: dict[str, Path], http: Any) -
         with socket.create_connection((host, int(port)), timeout=10) as s:
             s.sendall(b"GET /hea")  # and never the rest
             assert s.recv(100) == b""
+        with socket.create_connection((host, int(port)), timeout=10) as s:
+            s.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b'"object":"list"' in s.recv(65536) + s.recv(65536)
+            s.sendall(b"GET /hea")
+            assert s.recv(100) == b""
         assert server.events(PATH, {**ENDLESS, "max_tokens": 2, "stream": True})[-1] == "[DONE]"
 
 
@@ -155,6 +160,7 @@ def slowly(server: Endpoint, name: str, seconds: float, patch: pytest.MonkeyPatc
     class Late:
         def __init__(self, chunks: Any) -> None:
             self._chunks, self.close = chunks, chunks.close
+            self.prompt_tokens = chunks.prompt_tokens
 
         async def __aiter__(self) -> AsyncIterator[Chunk]:
             await asyncio.sleep(seconds)
