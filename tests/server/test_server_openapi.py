@@ -59,7 +59,7 @@ def test_whatever_is_sent_is_answered_as_documented(
             continue  # its own tests
 
         @settings(
-            max_examples=15 if slow else 5,
+            max_examples=8 if slow else 4,
             deadline=None,
             database=None,
             derandomize=True,
