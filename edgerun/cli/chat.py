@@ -13,6 +13,7 @@ from edgerun.cli.options import (
     add_speculation_options,
     forgive_stdin,
     open_llm,
+    reasoning_writer,
     sampling_params,
     speed_line,
     writer,
@@ -143,10 +144,12 @@ class _Chat:
         system = [{"role": "system", "content": self._system}] if self._system else []
         turn = [*self._messages, {"role": "user", "content": question}]
         answer, last = "", None
+        think = reasoning_writer(self._write)
         try:
             with closing(self._llm.stream_chat([*system, *turn], self._params)) as chunks:
                 for last in chunks:
                     answer += last.text
+                    think(last.reasoning)
                     self._write(last.text)
         except KeyboardInterrupt:
             _say("\n(stopped)")

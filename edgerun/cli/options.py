@@ -30,6 +30,7 @@ __all__ = [
     "forgive_stdin",
     "open_llm",
     "read_prompt",
+    "reasoning_writer",
     "sampling_params",
     "speed_line",
     "terminal_text",
@@ -277,6 +278,30 @@ def writer() -> Callable[[str], None]:
         sys.stdout.flush()
 
     return write
+
+
+def reasoning_writer(write: Callable[[str], None]) -> Callable[[str], None]:
+    """Write a model's reasoning dimmed to a terminal, and not at all elsewhere.
+
+    Its result is called before each piece of the answer, with "" where there is no reasoning: then
+    the first piece of text that ``write`` gets stands apart.
+    """
+    if not sys.stdout.isatty():
+        return lambda text: None
+    inside = False
+
+    def think(text: str) -> None:
+        nonlocal inside
+        if text:
+            inside = True
+            sys.stdout.write("\x1b[2m")
+            write(text)
+            sys.stdout.write("\x1b[22m")
+        elif inside:
+            inside = False
+            write("\n\n")
+
+    return think
 
 
 def speed_line(t: Timings) -> str:

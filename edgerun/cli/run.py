@@ -13,6 +13,7 @@ from edgerun.cli.options import (
     add_speculation_options,
     open_llm,
     read_prompt,
+    reasoning_writer,
     sampling_params,
     speed_line,
     writer,
@@ -47,7 +48,8 @@ def add_parser(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "run",
         help="answer one prompt",
-        description="Answer one prompt: the answer streams to stdout, speeds go to stderr.",
+        description="Answer one prompt: the answer streams to stdout, speeds go to stderr. "
+        "A model's reasoning shows dimmed on a terminal, and is left out of pipes and files.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -75,9 +77,11 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             return _print_json(llm, args, params, prompt)
         write = writer()
+        think = reasoning_writer(write)
         last = None
         try:
             for last in _chunks(llm, args, params, prompt):
+                think(last.reasoning)
                 write(last.text)
         finally:
             if sys.stdout.isatty():

@@ -292,3 +292,21 @@ def test_waiting_for_stdin_is_explained(model: Path) -> None:
     assert run.stderr.readline().startswith(b"waiting for more of the prompt on stdin")
     out, err = run.communicate(timeout=30)  # closes stdin
     assert (run.returncode, out, err) == (0, "Hello wörld!".encode(), b"")
+
+
+def test_reasoning_is_left_out_of_pipes_and_dimmed_on_a_terminal(
+    cli: CLI, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from edgerun.cli.options import reasoning_writer, writer
+
+    extra = {"tokenizer.chat_template": "{# <think> </think> #}{{ messages[0].content }}"}
+    pieces = ["<think>", "Hm", "</think>", "Hi"]
+    model = gb.scripted_model(tmp_path / "m.gguf", pieces, vocab=[" "], extra=extra)
+    assert cli("run", "-m", model, *ARGS, "-q", "x").out == "Hi"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    write = writer()
+    think = reasoning_writer(write)
+    for reasoning, text in (("H", ""), ("m", ""), ("", "Hi"), ("", "!")):
+        think(reasoning)
+        write(text)
+    assert capsys.readouterr().out == "\x1b[2mH\x1b[22m\x1b[2mm\x1b[22m\n\nHi!"

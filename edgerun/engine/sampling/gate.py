@@ -105,8 +105,8 @@ class ReasoningGate:
             self._spoken(token_id)
             return
         if self._inside:
-            self._spent += 1
             self._spoken(token_id)
+            self._spent += self._inside
         elif self._then is None:
             if self._before:
                 self._look_for_open(token_id)

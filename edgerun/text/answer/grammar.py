@@ -166,7 +166,8 @@ class _Grammar:
             options = [self._text(c) for c in choices if c]
             return f"{head} ({' | '.join(options)}) {self._text(xml.close)}"
         if strings:
-            return f"{head} {self._until(xml.close)}"
+            # Some models leave out the line's end before the tag, which is no part of the value.
+            return f"{head} {self._until(xml.close.lstrip())}"
         return f"{head} {_json(_within(sub, root))} {self._text(xml.close)}"
 
     def _until(self, close: str) -> str:

@@ -21,7 +21,8 @@ class Piece(NamedTuple):
 class Out:
     """Collects the pieces of one answer.
 
-    White space between reasoning, text and calls belongs to the format, not to the text.
+    White space between reasoning, text and calls belongs to the format, not to the text; texts
+    on both sides of a call are kept apart by an empty line.
 
     Args:
         sure: calls are what they begin as, because a grammar forces it: their arguments are
@@ -34,8 +35,9 @@ class Out:
         self._most = most
         self._pieces: list[Piece] = []
         self._pending: list[Piece] = []
-        self._space = ""
+        self._space = ""  # at the end of the text so far
         self._fresh = False
+        self._said = False
         self._calls = 0  # begun, those that wait for their end included
         self.trims = False  # whether the white space at the end of the text may be the format's
         self.calls = 0  # complete
@@ -63,13 +65,16 @@ class Out:
         """Text that is for the reader."""
         if self._fresh:
             text = text.lstrip()
-            self._fresh = not text
-        if not text:
-            return
+            if not text:
+                return
+            # Calls do not show between two texts: they must not run together.
+            text = "\n\n" + text if self._said else text
+            self._fresh = False
         text = self._space + text
         kept = text.rstrip() if self.trims else text
         self._space = text[len(kept) :]
         if kept:
+            self._said = True
             self._pieces.append(Piece(text=kept))
 
     def reasoning(self, text: str) -> None:

@@ -43,9 +43,8 @@ def _calls(text: str, tools: Tools) -> list[tuple[str, str]]:
     Raises:
         Malformed: it is anything but calls of ``tools`` with literals.
     """
-    tree = _parsed(text)
     found = []
-    for node in tree.elts if isinstance(tree, (ast.List, ast.Tuple)) else [tree]:
+    for node in _parsed(text):
         if not isinstance(node, ast.Call):
             raise Malformed
         name = tools.known(ast.unparse(node.func))
@@ -67,7 +66,8 @@ def _calls(text: str, tools: Tools) -> list[tuple[str, str]]:
     return found
 
 
-def _parsed(text: str) -> ast.expr:
+def _parsed(text: str) -> list[ast.expr]:
+    """The expressions in ``text``, those of lists one by one."""
     # A stranger's text: the parser must not meet what is huge or nested without end.
     depth = deepest = 0
     for c in text:
@@ -76,15 +76,16 @@ def _parsed(text: str) -> ast.expr:
     if len(text) > _MAX_CHARS or deepest > _MAX_DEPTH:
         raise Malformed
     try:
-        return ast.parse(text, mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        pass
-    try:  # one call a line
-        return ast.parse(
-            f"[{','.join(filter(None, map(str.strip, text.splitlines())))}]", mode="eval"
-        ).body
+        body = ast.parse(text, mode="exec").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         raise Malformed from None
+    found: list[ast.expr] = []
+    for statement in body:
+        if not isinstance(statement, ast.Expr):
+            raise Malformed
+        value = statement.value
+        found += value.elts if isinstance(value, (ast.List, ast.Tuple)) else [value]
+    return found
 
 
 def _literal(node: ast.expr, depth: int) -> Any:

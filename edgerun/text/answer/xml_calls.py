@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgerun.text.answer.call_format import MAX_NAME, CallFormat, done, skip_any
+from edgerun.text.answer.json_text import json_value
 from edgerun.text.answer.pieces import Out
 from edgerun.text.answer.source import Malformed, Marks, Source, Steps
 from edgerun.text.answer.tools import Tools, as_json
@@ -113,12 +114,25 @@ class XmlCalls(CallFormat):
         else:
             parts: list[str] = []
             mark = yield from s.until(self._value_end, parts.append)
+            while mark is not None and _unfinished("".join(parts)):
+                parts.append(mark)  # markup inside a string of JSON
+                mark = yield from s.until(self._value_end, parts.append)
             if mark is not None:
                 out.arguments(as_json("".join(parts), schema))
         if mark is None:
             raise Malformed
         mark = mark.removeprefix("\n") if t.newlines else mark
         return "" if mark == t.value_end else mark
+
+
+def _unfinished(raw: str) -> bool:
+    """Whether ``raw`` is the beginning of a JSON object or list, and not all of it."""
+    s = Source()
+    s.add(raw.lstrip())
+    try:
+        return raw.lstrip()[:1] in ("{", "[") and next(json_value(s, lambda _: None), 0) is None
+    except Malformed:
+        return False
 
 
 def _unquoted(head: str) -> tuple[str, str]:
