@@ -47,6 +47,15 @@ def _message(answering: Answering, content: list[dict[str, Any]]) -> dict[str, A
     }
 
 
+def _input(arguments: str) -> Any:
+    """What a call was given; nothing, if it was cut short."""
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        given = None
+    return given if isinstance(given, dict) else {}
+
+
 def whole(answering: Answering, completion: Completion, thinking: bool) -> dict[str, Any]:
     """The answer as one message."""
     content: list[dict[str, Any]] = []
@@ -55,7 +64,7 @@ def whole(answering: Answering, completion: Completion, thinking: bool) -> dict[
     if completion.text:
         content.append({"type": "text", "text": completion.text})
     content += [
-        {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments or "{}")}
+        {"type": "tool_use", "id": c.id, "name": c.name, "input": _input(c.arguments)}
         for c in completion.tool_calls
     ]
     return {

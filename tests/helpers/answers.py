@@ -23,11 +23,15 @@ THINKING = "{# <think> </think> #}" + TEMPLATE
 #: What the model "talk" says.
 TALK = ["Hel", "lo", ",", " wor", "ld", "!\n", "Bye", "."]
 THOUGHTS = ["Let me", " see", " 漢", "ha"]
-CALLS = [
-    '<tool_call>\n{"name": "add", "argu',
-    'ments": {"a": 1',
-    ', "b": [2]}}\n</tool_call>',
-]
+ADD = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+#: How the model "call" calls a tool whose parameters are :data:`ADD`; of several tools the one that
+#: comes first by its name's bytes. A grammar writes the rest of a call, byte by byte.
+ARGUMENTS = {"a": 1}
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
 
 
@@ -38,13 +42,29 @@ def models(folder: Path) -> dict[str, Path]:
     said = {
         "talk": (TALK, template),
         "think": (["<think>\n", *THOUGHTS, "</think>", "\n\nIt is", " 42", "."], thinking),
-        "json": (['{"', "city", '":"', "Os", "lo", '"}'], template),
-        "call": (["I add", ". ", *CALLS], template),
     }
-    return {
+    out = {
         name: gb.scripted_model(folder / f"{name}.gguf", pieces, [" "], n_ctx=4096, extra=extra)
         for name, (pieces, extra) in said.items()
     }
+    quoting = {gb.FIRST_BYTE_ID + ord(a): gb.FIRST_BYTE_ID + ord(b) for a, b in ('":', ':"')}
+    out["json"] = gb.scripted_model(
+        folder / "json.gguf", quoting, [" "], n_ctx=4096, extra=template
+    )
+    calling = {"tokenizer.chat_template": TEMPLATE.replace("assistant:", "assistant\n")}
+    out["call"] = gb.scripted_model(
+        folder / "call.gguf", _calls(), [" "], n_ctx=4096, extra=calling
+    )
+    return out
+
+
+def _calls() -> dict[str | int, str | int]:
+    """What follows what in the answers of "call": a text, the start of a call, its arguments."""
+    follow: dict[str | int, str | int] = {gb.FIRST_BYTE_ID + ord("\n"): "I add"}
+    follow |= {"I add": ".", ".": "<tool_call>"}
+    for now, then in ('{"', '":', ":1", "1}", "}}"):
+        follow[gb.FIRST_BYTE_ID + ord(now)] = gb.FIRST_BYTE_ID + ord(then)
+    return follow
 
 
 def coder(path: Path, said: list[str], n_ctx: int = 1024) -> Path:

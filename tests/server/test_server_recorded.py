@@ -30,7 +30,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Endpoint]:
 
 
 def recorded(name: str) -> Any:
-    return json.loads((FIXTURES / "http" / f"{name}.json").read_text("utf-8"))
+    sent = json.loads((FIXTURES / "http" / f"{name}.json").read_text("utf-8"))
+    if sent["body"]["model"] == "call":
+        sent["body"]["temperature"] = 0  # which tool it calls is a draw between equals
+    return sent
 
 
 def test_there_are_many() -> None:
@@ -56,10 +59,10 @@ def test_claude_code_gets_its_call(server: Endpoint) -> None:
     stream = server.named_events(sent["path"], sent["body"], headers=sent["headers"])
     starts = [d["content_block"] for n, d in stream if n == "content_block_start"]
     assert starts[-1]["type"] == "tool_use"
-    assert starts[-1]["name"] == "add"
+    assert starts[-1]["name"] == "Add"
     deltas = [d["delta"] for n, d in stream if n == "content_block_delta"]
     text = "".join(d["partial_json"] for d in deltas if d["type"] == "input_json_delta")
-    assert json.loads(text) == {"a": 1, "b": [2]}
+    assert json.loads(text) == answers.ARGUMENTS
 
 
 def test_claude_codes_changing_note_costs_no_cache(server: Endpoint) -> None:
@@ -75,7 +78,7 @@ def test_codex_gets_its_call_and_is_told_which_tools_it_has(server: Endpoint) ->
     sent = recorded("codex")
     final = server.events(sent["path"], sent["body"], headers=sent["headers"])[-1]["response"]
     assert final["output"][-1]["type"] == "function_call"
-    assert json.loads(final["output"][-1]["arguments"]) == {"a": 1, "b": [2]}
+    assert json.loads(final["output"][-1]["arguments"]) == answers.ARGUMENTS
     assert [t["name"] for t in final["tools"]] == ["shell", "update_plan", "apply_patch", "add"]
     assert final["store"] is False
 
