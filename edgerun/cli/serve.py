@@ -137,7 +137,9 @@ def run(args: argparse.Namespace) -> int:
         first, sources = _sources(args)
         load = _Loader(args, first)
         _set_up_logs(args)
-        return _serve(args, sock, secure, sources, load, options, began)
+        say = _Speaker(args.json, _url(sock, secure is not None), began)
+        say.listening()  # whoever connects now is answered once the rest is imported
+        return _serve(args, sock, secure, sources, load, options, say)
     finally:
         sock.close()
         if args.unix_socket is not None:
@@ -167,6 +169,12 @@ def _listen(args: argparse.Namespace) -> socket.socket:
     if args.unix_socket is not None:
         return listen_unix(args.unix_socket)
     return listen(args.host, args.port)
+
+
+def _url(sock: socket.socket, secure: bool) -> str:
+    from edgerun.server.sockets import url_of
+
+    return url_of(sock, secure=secure)
 
 
 def _sources(args: argparse.Namespace) -> tuple[Path | None, Sources]:
@@ -302,7 +310,7 @@ def _serve(
     sources: Sources,
     load: _Loader,
     options: ServerOptions,
-    began: float,
+    say: _Speaker,
 ) -> int:
     import asyncio
 
@@ -310,10 +318,7 @@ def _serve(
     from edgerun.server.registry import Registry
     from edgerun.server.run import Server
     from edgerun.server.security import is_loopback
-    from edgerun.server.sockets import url_of
 
-    url = url_of(sock, secure=secure is not None)
-    say = _Speaker(args.json, url, began)
     failure: list[EdgerunError] = []
 
     async def main() -> None:
@@ -338,7 +343,6 @@ def _serve(
         logging.getLogger("edgerun.server").warning(
             "warning: whoever reaches this machine can use this server: --api-key KEY closes it"
         )
-    say.listening()
     asyncio.run(main())
     if failure:
         raise failure[0]
