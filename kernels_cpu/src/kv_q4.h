@@ -13,7 +13,7 @@ namespace ER_ISA {
 
 // Levels of least squared error over normal blocks of 32, each with the best of SCALES times its largest magnitude. Their two
 // ends differ, so the sign of a scale counts.
-alignas(16) static const int8_t Q4_LEVELS[16] = {-127, -101, -79, -62, -47, -33, -21, -9, 2, 14, 25, 37, 50, 65, 83, 107};
+alignas(16) constexpr int8_t Q4_LEVELS[16] = {-127, -101, -79, -62, -47, -33, -21, -9, 2, 14, 25, 37, 50, 65, 83, 107};
 enum { Q4_SCALES = 8 };
 alignas(64) static const float Q4_SCALE[16] = {0.90f / 127, 0.98f / 127, 1.08f / 127, 1.18f / 127, -0.90f / 127, -0.98f / 127, -1.08f / 127, -1.18f / 127};
 
@@ -39,18 +39,15 @@ static void rotate(float* x, int head_dim) {
   for (int i = 0; i < head_dim; i += n) hadamard(x + i, n);
 }
 
-// The nearest levels of x[0..32) / d, and their codes if asked for. Levels are whole, so adding up their distances is exact.
-static void q4_levels(const float* x, float d, float* level, uint8_t* codes) {
+// The nearest levels of x[0..32) / d. They are whole, so adding up their distances is exact.
+static void q4_levels(const float* __restrict x, float d, float* __restrict level) {
   const float inverse = d != 0 ? 1.0f / d : 0.0f;
-  alignas(64) float r[32];
-  alignas(64) int32_t above[32] = {};
-  for (int i = 0; i < 32; i++) { r[i] = x[i] * inverse; level[i] = Q4_LEVELS[0]; }
-  for (int j = 0; j < 15; j++) {
-    const float middle = (Q4_LEVELS[j] + Q4_LEVELS[j + 1]) * 0.5f, step = float(Q4_LEVELS[j + 1] - Q4_LEVELS[j]);
-    for (int i = 0; i < 32; i++) level[i] += r[i] > middle ? step : 0.0f;
-    if (codes) for (int i = 0; i < 32; i++) above[i] += r[i] > middle;
+  for (int i = 0; i < 32; i++) {
+    const float r = x[i] * inverse;
+    float sum = Q4_LEVELS[0];
+    ER_UNROLL for (int j = 0; j < 15; j++) sum += r > (Q4_LEVELS[j] + Q4_LEVELS[j + 1]) * 0.5f ? float(Q4_LEVELS[j + 1] - Q4_LEVELS[j]) : 0.0f;
+    level[i] = sum;
   }
-  if (codes) for (int i = 0; i < 32; i++) codes[i] = uint8_t(above[i]);
 }
 
 // A block of m <= 32 values -> 32 codes and the scale with the smallest sum of squared errors, the first of equals. What is not
@@ -64,14 +61,19 @@ static uint16_t q4_encode(const float* values, int m, uint8_t* codes) {
   float least = __builtin_inff();
   int best = -1;
   for (int j = 0; j < Q4_SCALES; j++) {
-    q4_levels(x, d[j], level, nullptr);
+    q4_levels(x, d[j], level);
     for (int i = 0; i < 32; i++) level[i] = i < m ? level[i] * d[j] - x[i] : 0.0f;
     const v16 a = load(level), b = load(level + 16);
     const float error = sum16(add(mul(a, a), mul(b, b)));
     if (error < least) { least = error; best = j; }
   }
   if (best < 0) { memset(codes, 0, 32); return 0x7e00; }
-  q4_levels(x, d[best], level, codes);
+  q4_levels(x, d[best], level);
+  for (int i = 0; i < 32; i++) {
+    int code = 0;
+    ER_UNROLL for (int j = 1; j < 16; j++) code += level[i] >= Q4_LEVELS[j];
+    codes[i] = uint8_t(code);
+  }
   return scales[best];
 }
 
