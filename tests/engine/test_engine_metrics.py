@@ -15,7 +15,7 @@ ANSWER = alone([3, 4, 5], 12, ignore_eos=True).ids
 def test_what_is_counted() -> None:
     e = engine(16, 4)
     assert e.metrics() == Metrics(
-        finished={"stop": 0, "length": 0, "abort": 0, "error": 0}, pages_total=16
+        finished={"stop": 0, "length": 0, "tool_calls": 0, "abort": 0, "error": 0}, pages_total=16
     )
     drafter = Scripted([3, 4, 5], ANSWER, [2], 4)
     first = sequence([3, 4, 5], 12, drafter=drafter, ignore_eos=True)
@@ -33,7 +33,7 @@ def test_what_is_counted() -> None:
     e.add(again)
     drain(e)
     m = e.metrics()
-    assert m.finished == {"stop": 0, "length": 2, "abort": 1, "error": 1}
+    assert m.finished == {"stop": 0, "length": 2, "tool_calls": 0, "abort": 1, "error": 1}
     assert (m.prompt_tokens, m.cached_tokens) == (3 + 16, again.n_cached)
     assert again.n_cached == 12
     assert m.cache_hit_rate == 12 / 19
