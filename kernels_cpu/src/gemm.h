@@ -9,10 +9,12 @@ namespace er {
 namespace ER_ISA {
 namespace q8 {
 
-enum { SLICE = 512 };  // k
+// k of a slice. A matrix a little wider is one slice: a second one of a block or two would move sums about for little.
+enum { SLICE = 512, WIDE_SLICE = SLICE + 128 };
+ER_INL int slice_of(int K, int k0) { return K <= WIDE_SLICE ? K : K - k0 < SLICE ? K - k0 : int(SLICE); }
 enum { ACT_AHEAD = 3 * BLOCK_C * REC };  // bytes
 template <int HALVES> constexpr int slice_record() { return (HALVES ? 28 : 22) * VB; }
-enum { SLICE_BYTES = SLICE / 32 * slice_record<1>() };
+enum { SLICE_BYTES = WIDE_SLICE / 32 * slice_record<1>() };
 
 template <class T>
 ER_INL void put_scale(uint8_t* o, vf d) {
@@ -142,9 +144,10 @@ static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool 
   const size_t act_tile = col_tile_bytes(K, BLOCK_C);
   const bool any = seconds.start[K / 32] > 0;
   if (any) memset(sums.second, 0, size_t(M + 1) * 2 * VB);
-  for (int k0 = 0; k0 < K; k0 += SLICE) {
-    const int kn = K - k0 < SLICE ? K - k0 : int(SLICE), blocks = kn / 32;
-    const size_t at = size_t(k0 / g.unit_k) * size_t(g.unit), bytes = size_t(SLICE / g.unit_k) * size_t(g.unit);
+  for (int k0 = 0, kn; k0 < K; k0 += kn) {
+    kn = slice_of(K, k0);
+    const int blocks = kn / 32;
+    const size_t at = size_t(k0 / g.unit_k) * size_t(g.unit), bytes = size_t((kn + g.unit_k - 1) / g.unit_k) * size_t(g.unit);
     g.unpack(w0 + at, blocks, slice);
     g.unpack(w1 + at, blocks, slice + VB);
     const size_t part = (bytes / size_t(nt) + 63) & ~size_t(63);
