@@ -112,9 +112,12 @@ class KVLayer:
 
     def token_bytes(self, kv_type: str) -> int:
         """Bytes that K and V of one token take, padding left out: q8_0 keeps an int8 a value and an
-        fp16 scale per 32 of a head's."""
+        fp16 scale per 32 of a head's, q4r half a byte instead of the int8."""
+        scales = 2 * -(-self.head_dim // 32)
         if kv_type == "q8_0":
-            return 2 * self.n_kv_heads * (self.head_dim + 2 * -(-self.head_dim // 32))
+            return 2 * self.n_kv_heads * (self.head_dim + scales)
+        if kv_type == "q4r":
+            return 2 * self.n_kv_heads * (-(-self.head_dim // 2) + scales)
         return 2 * self.n_kv_heads * self.head_dim * (4 if kv_type == "f32" else 2)
 
 
@@ -168,22 +171,26 @@ class Batch:
 
         ``outputs`` are indexes into that row's tokens; positions follow ``n_past``.
         """
-        starts = np.cumsum([0] + [len(r[0]) for r in rows], dtype=np.int32)
-        width = max((len(r[2]) for r in rows), default=0)
-        pages = np.full((len(rows), width), -1, np.int32)
+        tokens: list[int] = []
+        positions: list[int] = []
+        outputs: list[int] = []
+        starts = [0]
+        for ids, n_past, _, wanted in rows:
+            at = len(tokens)
+            tokens += ids
+            positions += range(n_past, n_past + len(ids))
+            outputs += [at + i for i in wanted]
+            starts.append(len(tokens))
+        pages = np.full((len(rows), max([len(r[2]) for r in rows], default=0)), -1, np.int32)
         for i, r in enumerate(rows):
             pages[i, : len(r[2])] = r[2]
-
-        def cat(parts: list[npt.NDArray[Any]]) -> I32:
-            return np.concatenate(parts).astype(np.int32) if parts else np.zeros(0, np.int32)
-
         return cls(
-            tokens=cat([np.asarray(r[0], np.int32) for r in rows]),
-            positions=cat([np.arange(r[1], r[1] + len(r[0])) for r in rows]),
-            row_start=starts,
+            tokens=np.array(tokens, np.int32),
+            positions=np.array(positions, np.int32),
+            row_start=np.array(starts, np.int32),
             n_past=np.array([r[1] for r in rows], np.int32),
             pages=pages,
-            outputs=cat([np.asarray(r[3], np.int32) + starts[i] for i, r in enumerate(rows)]),
+            outputs=np.array(outputs, np.int32),
             want_best=want_best,
         )
 

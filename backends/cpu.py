@@ -49,7 +49,7 @@ class CPUBackend(base.Backend):
     """
 
     name = "cpu"
-    kv_types = ("f16", "f32", "q8_0")
+    kv_types = ("f16", "f32", "q8_0", "q4r")
     batch_invariant = True
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
@@ -203,6 +203,12 @@ class CPUBackend(base.Backend):
         kv_type = kv_type or self.kv_types[0]
         if kv_type not in abi.KV_TYPES:
             raise BackendError(f"KV type {kv_type!r} is not one of: {', '.join(abi.KV_TYPES)}")
+        longest = max((x.head_dim for x in layers), default=0)
+        if kv_type == "q4r" and longest > abi.MAX_ROTATED:
+            raise BackendError(
+                f"KV type 'q4r' takes heads of up to {abi.MAX_ROTATED} dimensions, not {longest}: "
+                "use q8_0"
+            )
         n_kv = (ctypes.c_int32 * len(layers))(*(x.n_kv_heads for x in layers))
         dims = (ctypes.c_int32 * len(layers))(*(x.head_dim for x in layers))
         ptr = self._so.er_kv_new(abi.KV_TYPES[kv_type], len(layers), n_kv, dims, n_pages)

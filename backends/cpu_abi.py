@@ -9,13 +9,15 @@ from functools import lru_cache
 from edgerun.errors import BackendUnavailableError
 from edgerun.native import lib
 
-ABI_VERSION = 3
+ABI_VERSION = 4
 MAX_OUTS = 4
 
 OP_EMBED, OP_TOKENWISE, OP_LINEAR, OP_ROPE_KV, OP_ATTENTION, OP_GATHER = range(6)
 EPI_NONE, EPI_RESIDUAL, EPI_GLU, EPI_SOFTCAP = range(4)
 GLU = {"silu": 1, "gelu": 2}
-KV_TYPES = {"f16": 0, "f32": 1, "q8_0": 2}
+KV_TYPES = {"f16": 0, "f32": 1, "q8_0": 2, "q4r": 3}
+#: The longest head that q4r rotates.
+MAX_ROTATED = 1024
 
 
 class Prologue(ctypes.Structure):

@@ -42,7 +42,7 @@ class ReferenceBackend(Backend):
     """numpy on the CPU. Matrices are kept in float32: four bytes a weight."""
 
     name = "reference"
-    kv_types = ("f32", "f16", "q8_0")
+    kv_types = ("f32", "f16", "q8_0", "q4r")
 
     def memory(self) -> Memory:
         return host_memory()

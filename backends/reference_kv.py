@@ -74,7 +74,80 @@ class _Q8:
         return x.reshape(*x.shape[:-2], -1)[..., : self._head_dim]
 
 
+class _Q4R:
+    """4-bit codes of 16 levels with an fp16 scale per 32 dimensions of the rotated head.
+
+    As ``kernels_cpu/src/kv_q4.h`` says, and in float32 operations of the same order: the codes are
+    the same. Reading turns back what writing turned, so that queries and results stay as they are.
+    """
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self._head_dim = shape[-1]
+        blocks = (*shape[:-1], -(-shape[-1] // 32))
+        codes, scales = np.zeros((*blocks, 16), np.uint8), np.zeros((*blocks, 1), np.float16)
+        self.arrays: list[npt.NDArray[Any]] = [codes, scales]
+        used = np.arange(blocks[-1] * 32).reshape(-1, 32) < shape[-1]
+        self._used = used.astype(np.float32)
+
+    def write(self, where: Where, x: F32) -> None:
+        codes, scales = self.arrays
+        padded = np.zeros((*x.shape[:-1], codes.shape[-2] * 32), np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):
+            padded[..., : self._head_dim] = rotated(x)
+            found, scales[where] = self._encode(padded.reshape(*x.shape[:-1], -1, 32))
+        codes[where] = found[..., :16] | found[..., 16:] << 4
+
+    def _encode(self, x: F32) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float16]]:
+        top = np.abs(x).max(axis=-1, keepdims=True)
+        least = np.full_like(top, np.inf)
+        best_codes = np.zeros(x.shape, np.uint8)
+        best_scales = np.full(top.shape, np.nan, np.float16)
+        for factor in _Q4_SCALES:
+            half = (top * factor).astype(np.float16)
+            d = half.astype(np.float32)
+            usable = np.isfinite(d) & (d != 0)
+            ratio = x * np.where(usable, 1 / np.where(usable, d, 1), 0)
+            found = np.searchsorted(_Q4_MIDDLES, ratio).astype(np.uint8)
+            off = np.square((_Q4_LEVELS[found] * d - x) * self._used)
+            for n in (16, 8, 4, 2, 1):  # halves on halves
+                off = off[..., :n] + off[..., n:]
+            better = off < least
+            least = np.where(better, off, least)
+            best_codes = np.where(better, found, best_codes)
+            best_scales = np.where(better, half, best_scales)
+        return best_codes, best_scales
+
+    def read(self, pages: npt.NDArray[np.int32]) -> F32:
+        both, scales = (a[pages] for a in self.arrays)
+        codes = np.concatenate([both & 15, both >> 4], axis=-1)
+        x: F32 = _Q4_LEVELS[codes] * scales.astype(np.float32)
+        return rotated(x.reshape(*x.shape[:-2], -1)[..., : self._head_dim])
+
+
+_Q4_LEVELS = np.array(
+    [-127, -101, -79, -62, -47, -33, -21, -9, 2, 14, 25, 37, 50, 65, 83, 107], np.float32
+)
+_Q4_MIDDLES = (_Q4_LEVELS[1:] + _Q4_LEVELS[:-1]) / 2
+_Q4_SCALES = np.array([0.90, 0.98, 1.08, 1.18], np.float32) / np.float32(127)
+_Q4_SCALES = np.concatenate([_Q4_SCALES, -_Q4_SCALES])
+
+
+def rotated(x: F32) -> F32:
+    """Heads [..., head_dim] after a normalized Hadamard transform over blocks of the largest power
+    of two that divides ``head_dim``; its own inverse."""
+    n = x.shape[-1] & -x.shape[-1]
+    y = x.reshape(*x.shape[:-1], -1, n).astype(np.float32)
+    for _ in range(n.bit_length() - 1):
+        a, b = y[..., 0::2], y[..., 1::2]
+        y = np.concatenate([a + b, a - b], axis=-1)
+    y = y * (np.float32(1) / np.sqrt(np.float32(n)))
+    out: F32 = y.reshape(x.shape)
+    return out
+
+
 def _store(shape: tuple[int, ...], kv_type: str) -> Store:
+    if kv_type == "q4r":
+        return _Q4R(shape)
     if kv_type == "q8_0":
         return _Q8(shape)
     return _Floats(shape, np.float16 if kv_type == "f16" else np.float32)

@@ -24,12 +24,22 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def own_group() -> dict[str, Any]:
+    """For ``Popen``: Ctrl-C is for this process alone, so what was measured is kept. Not a session
+    of its own, since Linux shares cores between sessions before it does between processes."""
+    if sys.platform == "win32":
+        return {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+    if sys.version_info >= (3, 11):
+        return {"process_group": 0}
+    return {"preexec_fn": os.setpgrp}
+
+
 class EngineError(Exception):
     """An engine's process ended early or answered with an error."""
 
 
 class Worker:
-    """An engine's process; ``env`` is added to this one's environment.
+    """An engine's process, running ``script``; ``env`` is added to this one's environment.
 
     Attributes: ``engine``, its name; ``facts``, what it said of itself once loaded.
     """
@@ -37,18 +47,20 @@ class Worker:
     def __init__(
         self, python: str, engine: str, path: Path, threads: int, n_ctx: int | None = None,
         kv: str | None = None, env: Mapping[str, str] | None = None,
+        script: str = "_worker.py", disk: str | None = None,
     ) -> None:  # fmt: skip
         self.engine = engine
-        what = {"engine": engine, "path": str(path), "threads": threads, "n_ctx": n_ctx, "kv": kv}
+        what = {"engine": engine, "path": str(path), "threads": threads, "n_ctx": n_ctx}
+        what |= {"kv": kv, "disk": disk}
         self._log = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._process = subprocess.Popen(
-            [python, str(HERE / "_worker.py"), json.dumps(what)],
+            [python, str(HERE / script), json.dumps(what)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             stderr=self._log,
             env={**os.environ, **(env or {})},
-            start_new_session=True,  # Ctrl-C is for this process: what was measured is kept
+            **own_group(),
         )
         self.facts: dict[str, Any] = self._answer()
 
@@ -92,7 +104,7 @@ class Peer:
 @contextmanager
 def workers(
     peers: Sequence[Peer], path: Path, threads: int, n_ctx: int | None, *,
-    kv: str | None = None, env: Mapping[str, str] | None = None,
+    kv: str | None = None, env: Mapping[str, str] | None = None, script: str = "_worker.py",
 ) -> Iterator[list[Worker]]:  # fmt: skip
     """edgerun first, to which ``env`` applies, then the peers that take the file; all closed at
     the end."""
@@ -102,7 +114,7 @@ def workers(
             say(f"  loading {path.name} with {peer.engine}")
             try:
                 ours = env if peer.engine == "edgerun" else None
-                worker = Worker(peer.python, peer.engine, path, threads, n_ctx, kv, ours)
+                worker = Worker(peer.python, peer.engine, path, threads, n_ctx, kv, ours, script)
             except EngineError as e:
                 if peer.engine == "edgerun":
                     raise

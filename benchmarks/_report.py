@@ -27,6 +27,14 @@ GOALS: dict[tuple[str, str | None, str], tuple[str, str, float]] = {
     ("start", "llama-1b", "peak memory"): ("value", "<=", 1.2),
     ("isa avx2", "smollm2", "prefill 512"): ("llama_cpp", ">=", 2.0),
     ("isa avx2", "smollm2", "decode 128"): ("llama_cpp", ">=", 1.0),
+    ("concurrent", "llama-1b", "8 at once"): ("of one alone", ">=", 5.0),
+    ("first token", None, "4096 warm"): ("of cold", "<=", 0.05),
+    ("first token", None, "4096 restarted"): ("of cold", "<=", 0.15),
+    ("gap", None, "4096 arriving"): ("of the target", "<=", 2.0),
+    ("server", "smollm2", "1 clients"): ("of the engine", ">=", 0.9),
+    ("server", "smollm2", "8 clients"): ("of the engine", ">=", 0.9),
+    ("server", "smollm2", "32 clients"): ("of the engine", ">=", 0.9),
+    ("server", "smollm2", "200 dropped"): ("value", "<=", 0),
 }
 
 

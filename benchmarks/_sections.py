@@ -7,37 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import busy
-from _engines import EngineError, Peer, Worker, interleave, say, workers
+from _engines import EngineError, Worker, interleave, say, workers
 from _machine import read_rate
 from _models import MODELS, cost_of, path_of, temporary
 from _report import Against, Row, row_of
+from _results import Setup
 
 #: Bytes of one K or V value by KV type.
 _KV_BYTES = {"f32": 4.0, "f16": 2.0, "q8_0": 34 / 32}
-
-
-@dataclass
-class Setup:
-    """How to measure; ``engines`` collects what each engine said of itself."""
-
-    threads: int
-    rounds: int
-    peers: list[Peer]
-    models: list[str]
-    engines: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-    def met(self, running: Sequence[Worker]) -> None:
-        for w in running:
-            self.engines.setdefault(w.engine, w.facts)
-
-    def only(self, engine: str) -> list[Peer]:
-        """The peer of that name, if it takes part: others cannot do what the section asks."""
-        return [p for p in self.peers if p.engine == engine]
 
 
 def speed(setup: Setup) -> Iterator[Row]:
@@ -116,19 +96,21 @@ def beside_busy(setup: Setup) -> Iterator[Row]:
     for name in [m for m in setup.models if m in ("smollm2", "llama-1b")]:
         with workers(setup.only("llama_cpp"), path_of(name), setup.threads, 1024) as running:
             setup.met(running)
-            speeds, reads = busy.measure(running, setup.rounds, 128, setup.threads)
-        quiet = [statistics.median(s[0]) for s in speeds]
+            found, reads = busy.measure(running, setup.rounds, 128, setup.threads)
+        ours = found[0]
         for load in busy.LOADS:
-            found = [s[load] for s in speeds]
-            row = Row("busy", name, f"decode 128, {load} busy", statistics.median(found[0]))
+            speeds = ours.speeds[load]
+            row = Row("busy", name, f"decode 128, {load} busy", statistics.median(speeds))
             row.read_gb_s = statistics.median(reads)
-            row.more = {"of quiet": row.value / quiet[0]}
-            for worker, other, alone in zip(running[1:], found[1:], quiet[1:], strict=True):
-                ratios = [a / b for a, b in zip(found[0], other, strict=True)]
-                value = statistics.median(other)
+            row.more = {
+                "of quiet": ours.of_quiet(load), "cores": statistics.median(ours.cores[load])
+            }  # fmt: skip
+            for worker, peer in zip(running[1:], found[1:], strict=True):
+                ratios = [a / b for a, b in zip(speeds, peer.speeds[load], strict=True)]
+                value = statistics.median(peer.speeds[load])
                 middle = statistics.median(ratios)
                 row.peers[worker.engine] = Against(value, middle, min(ratios), max(ratios))
-                row.more[f"{worker.engine} of its own"] = value / alone
+                row.more[f"{worker.engine} of its own"] = peer.of_quiet(load)
             yield row
 
 

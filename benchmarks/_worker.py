@@ -1,7 +1,8 @@
 """One engine in a process of its own, told over stdin what to time: ``prefill N``,
 ``decode N PAST`` (PAST tokens having been prefilled before it), ``batch N SEQUENCES``; ``memory``
-asks for the most memory it has had. Answers seconds or bytes, or null for what it cannot do, one
-JSON value a line. Runs with any Python that has the engine.
+asks for the most memory it has had, ``cpu`` for the CPU time it took so far. Answers seconds or
+bytes, or null for what it cannot do, one JSON value a line. Runs with any Python that has the
+engine.
 """
 
 from __future__ import annotations
@@ -191,6 +192,8 @@ def main() -> None:
         name, *numbers = line.split()
         if name == "memory":
             answer: float | None = peak_memory()
+        elif name == "cpu":
+            answer = time.process_time()
         else:
             answer = getattr(engine, name)(*map(int, numbers))
         print(json.dumps(answer), flush=True)

@@ -1,6 +1,6 @@
 """Speed of attention alone on the cpu backend, by context and KV type.
 
-    python benchmarks/attention.py --shape llama-1b --kv f16 q8_0
+    python benchmarks/attention.py --shape llama-1b --kv f16 q8_0 q4r
     python benchmarks/attention.py --context 512 8192 --threads 2 --layers 4
 
 Prefill: GMAC/s of the last 512 tokens of a context, products that causality drops not counted.

@@ -15,21 +15,15 @@ Ctrl-C ends the run and keeps what it has.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import _sections as sections
-from _engines import EngineError, Peer, say
-from _machine import machine_facts
+from _engines import Peer
 from _models import MODELS, TYPES
-from _report import Row, cells, from_json, line, markdown, titles, to_json
-
-Section = Callable[[], Iterator[Row]]
+from _results import Results, Section, Setup, show
 
 
 def parse() -> argparse.Namespace:
@@ -74,7 +68,7 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def chosen(args: argparse.Namespace, setup: sections.Setup) -> Iterator[tuple[str, Section]]:
+def chosen(args: argparse.Namespace, setup: Setup) -> Iterator[tuple[str, Section]]:
     other = args.types or args.context or args.busy or args.start or args.isa
     if args.speed or not other:
         yield "speed", lambda: sections.speed(setup)
@@ -90,72 +84,17 @@ def chosen(args: argparse.Namespace, setup: sections.Setup) -> Iterator[tuple[st
         yield "start", lambda: sections.start(setup)
 
 
-class Results:
-    """Rows so far, on the screen and in ``--json``'s file."""
-
-    def __init__(self, setup: sections.Setup, file: str | None) -> None:
-        self._setup = setup
-        self._file = file
-        self._begin = time.monotonic()
-        self._facts = machine_facts()
-        self.rows: list[Row] = []
-        self.errors: list[str] = []
-        facts = {**self._facts, "threads": setup.threads}
-        print(", ".join(f"{k} {v}" for k, v in facts.items()), flush=True)
-
-    def add(self, row: Row) -> None:
-        engines = [p.engine for p in self._setup.peers]
-        heads = titles(engines)
-        if not self.rows or self.rows[-1].section != row.section:
-            print(f"\n{row.section}\n{line(heads, heads)}")
-        print(line(cells(row, engines), heads), flush=True)
-        self.rows.append(row)
-        self.write()
-
-    def write(self) -> None:
-        if self._file is None:
-            return
-        data: dict[str, Any] = {
-            "machine": self._facts,
-            "threads": self._setup.threads,
-            "rounds": self._setup.rounds,
-            "minutes": round((time.monotonic() - self._begin) / 60, 1),
-            "engines": self._setup.engines,
-            "errors": self.errors,
-            "rows": [to_json(r) for r in self.rows],
-        }
-        Path(self._file).write_text(json.dumps(data, indent=1) + "\n", "utf-8")
-
-
 def main() -> int:
     args = parse()
     if args.source:
-        data = json.loads(Path(args.source).read_text("utf-8"))
-        print(markdown([from_json(r) for r in data["rows"]]))
-        return 0
+        return show(args.source)
     from edgerun.backends.cpu import default_threads
 
     pythons = {"llama_cpp": args.peer_python, "openvino": args.openvino_python}
     peers = [Peer(name, pythons[name]) for name in dict.fromkeys(args.peer)]
     threads = args.threads or default_threads()
-    setup = sections.Setup(threads, args.rounds, peers, args.only or list(MODELS))
-    results = Results(setup, args.json)
-    try:
-        for name, section in chosen(args, setup):
-            say(f"{name}:")
-            try:
-                for row in section():
-                    results.add(row)
-            except EngineError as e:  # the other sections may do
-                results.errors.append(f"{name}: {e}")
-                say(f"{name} left unfinished: {e}")
-    except KeyboardInterrupt:
-        results.errors.append("interrupted")
-        say("interrupted")
-    results.write()
-    if args.markdown:
-        print("\n" + markdown(results.rows))
-    return 1 if results.errors else 0
+    setup = Setup(threads, args.rounds, peers, args.only or list(MODELS))
+    return Results(setup, args.json).run(chosen(args, setup), args.markdown)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,13 @@
 
 Every pair of answers is compared token by token; one difference and the run fails. Speed is that of
 decoding; a round times both in turn and ``speedup`` is the median of the rounds' own ratios. Small
-models fall into loops, which anything can draft, so an answer is cut where one begins. ``draft``
-is the time a step spends on drafts, on matching, learning and choosing a width.
+models fall into loops, which anything can draft, so an answer is cut where one begins. ``copied``
+is the share of its tokens that continue two tokens as they were continued before: what a text
+that is sampled freely does not repeat, nothing can draft. ``draft`` is the time a step spends on
+drafts, on matching, learning and choosing a width.
+
+``--draft MODEL`` lets a second model draft where the text has nothing to copy. The model itself
+serves as a test (all it drafts is right, and nothing is gained): it must not cost more than trying.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +130,7 @@ class Result:
     accepted: int
     steps: int
     draft_us: float
+    copied: float
 
 
 class Clock:
@@ -158,6 +164,18 @@ def loop_at(ids: list[int]) -> int:
                 best = min(best, i - run + 1)
                 break
     return best
+
+
+def copied(prompt: list[int], answer: Sequence[int]) -> float:
+    """The share of an answer's tokens that stood behind the same two tokens before."""
+    ids = [*prompt, *answer]
+    seen = {tuple(ids[i : i + 3]) for i in range(len(prompt) - 2)}
+    hits = 0
+    for i in range(len(prompt), len(ids)):
+        now = tuple(ids[i - 2 : i + 1])
+        hits += now in seen
+        seen.add(now)
+    return hits / len(answer)
 
 
 def prompt_of(llm: LLM, work: Work) -> list[int]:
@@ -207,7 +225,7 @@ def measure(
         statistics.median(s for s, _ in speeds), statistics.median(s for _, s in speeds),
         statistics.median(b / a for a, b in speeds), min(b / a for a, b in speeds),
         drafted // rounds, accepted // rounds, steps // rounds,
-        1e6 * clock.seconds / max(steps, 1),
+        1e6 * clock.seconds / max(steps, 1), copied(prompt, want),
     )  # fmt: skip
 
 
@@ -222,7 +240,7 @@ def run_models(args: argparse.Namespace) -> list[Result]:
     )
     print(
         f"{'model':<16}{'work':<9}{'temp':>5}{'tokens':>8}{'off t/s':>9}{'on t/s':>9}"
-        f"{'speedup':>9}{'least':>7}{'accepted':>10}{'t/step':>8}{'draft':>8}"
+        f"{'speedup':>9}{'least':>7}{'copied':>8}{'accepted':>10}{'t/step':>8}{'draft':>8}"
     )
     results = []
     for model in args.model:
@@ -237,7 +255,7 @@ def run_models(args: argparse.Namespace) -> list[Result]:
                     results.append(r)
                     print(
                         f"{r.model[:15]:<16}{r.work:<9}{r.temperature:>5}{r.tokens:>8}{r.off:>9.1f}"
-                        f"{r.on:>9.1f}{r.speedup:>8.2f}x{r.least:>7.2f}"
+                        f"{r.on:>9.1f}{r.speedup:>8.2f}x{r.least:>7.2f}{r.copied:>8.0%}"
                         f"{r.accepted:>5}/{r.drafted:<4}{(r.tokens - 1) / r.steps:>8.2f}"
                         f"{r.draft_us:>6.0f}us",
                         flush=True,

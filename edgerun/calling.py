@@ -58,8 +58,17 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 #: With one of these an object's own properties are not all it may have.
-_OPEN = {"additionalProperties", "unevaluatedProperties", "patternProperties"}
-_OPEN |= {"$ref", "allOf", "anyOf", "oneOf"}
+_OPEN = frozenset(
+    [
+        "additionalProperties",
+        "unevaluatedProperties",
+        "patternProperties",
+        "allOf",
+        "anyOf",
+        "oneOf",
+        "$ref",
+    ]
+)
 
 
 def _closed(schema: Any) -> Any:

@@ -325,11 +325,13 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class Usage:
-    """Token counts of one request. ``cached_tokens`` of the prompt came from the prefix cache."""
+    """Token counts of one request. ``cached_tokens`` of the prompt came from the prefix cache;
+    ``reasoning_tokens`` of the completion were reasoning."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    reasoning_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -411,6 +413,7 @@ class Completion:
             self.usage.prompt_tokens,
             sum(c.usage.completion_tokens for c in self.choices),
             self.usage.cached_tokens,
+            sum(c.usage.reasoning_tokens for c in self.choices),
         )
 
     def to_dict(self) -> dict[str, Any]:

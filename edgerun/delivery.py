@@ -86,6 +86,7 @@ class Delivery:
         self._limit = params.time_limit
         self._deadline: float | None = None
         self._late = False
+        self._n_reasoning = 0
 
     def push(self, tokens: Sequence[Sampled]) -> tuple[int, bool]:
         feed = self._detok.feed if self._limit is None else self._feed_in_time
@@ -97,7 +98,7 @@ class Delivery:
         if self._reader is not None:
             self._send_pieces(self._reader.feed(text))
         elif text:
-            self._send(Chunk(text=text))
+            self._emit(Chunk(text, *self._held(), index=self._index))
         return kept, self._detok.stopped or self._late
 
     def finish(self, reason: FinishReason, usage: Usage, timings: Timings) -> None:
@@ -107,14 +108,11 @@ class Delivery:
             text = ""
             if reason is FinishReason.STOP and self._reader.calls:
                 reason = FinishReason.TOOL_CALLS
-        last = Chunk(
-            text=text,
-            finish_reason=FinishReason.LENGTH if self._late else reason,
-            usage=usage,
-            timings=timings,
-            stop_string=self._detok.matched,
-        )
-        self._send(last)
+            usage = replace(usage, reasoning_tokens=self._n_reasoning)
+        if self._late:
+            reason = FinishReason.LENGTH
+        last = Chunk(text, *self._held(), reason, usage, timings, self._index)
+        self._emit(replace(last, stop_string=self._detok.matched))
 
     def fail(self, error: Exception) -> None:
         self._emit(error)
@@ -134,14 +132,20 @@ class Delivery:
 
     def _send_pieces(self, pieces: Sequence[Piece]) -> None:
         for p in pieces:
+            ids, logprobs = self._held()
+            if p.reasoning:
+                self._n_reasoning += len(ids)
             calls = () if p.call is None else (p.call,)
-            self._send(Chunk(text=p.text, reasoning=p.reasoning, tool_calls=calls))
+            self._emit(
+                Chunk(p.text, ids, logprobs, None, None, None, self._index, p.reasoning, calls)
+            )
 
-    def _send(self, chunk: Chunk) -> None:
-        ids, logprobs = tuple(self._ids), tuple(self._logprobs)
+    def _held(self) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...]]:
+        """The tokens that travel with the next chunk, handed over."""
+        held = tuple(self._ids), tuple(self._logprobs)
         self._ids.clear()
         self._logprobs.clear()
-        self._emit(replace(chunk, token_ids=ids, logprobs=logprobs, index=self._index))
+        return held
 
     def _logprob(self, token: Sampled) -> TokenLogprob:
         raw = self._tokenizer.token_bytes

@@ -62,8 +62,10 @@ class LLM(Coroutines):
         n_ctx: context in tokens, prompt and answer together; ``None`` = as trained, as far as
             memory reaches.
         threads: ``None`` = physical cores.
-        kv_type: how K and V are stored: ``"f16"``, ``"q8_0"`` (half of that) or ``"f32"``;
-            ``None`` = the backend's default (cpu f16, reference f32).
+        kv_type: how K and V are stored: ``"f16"``, ``"q8_0"`` (half of that), ``"q4r"`` (a
+            quarter, at a loss that is too much for models below 2 billion parameters;
+            ``"q4r:force"`` for any) or ``"f32"``; ``None`` = the backend's default (cpu f16,
+            reference f32).
         max_batch: most sequences in one step; others wait.
         token_gap: seconds from one token of an answer to its next that the prompts of other
             requests may stretch it to.
@@ -82,8 +84,8 @@ class LLM(Coroutines):
         ModelFileError: the file cannot be used.
         BackendError: the backend cannot be used, or memory does not suffice.
         RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, ``token_gap`` not
-            above 0, ``backend`` or ``speculation`` unknown, ``draft`` has other tokens, or
-            ``kv_disk`` is no size.
+            above 0, ``backend``, ``kv_type`` or ``speculation`` unknown, ``kv_type`` not for so
+            small a model, ``draft`` has other tokens, or ``kv_disk`` is no size.
     """
 
     def __init__(
@@ -373,7 +375,7 @@ class LLM(Coroutines):
                 partial(tokenizer.token_bytes, special=True),
                 then,
             )
-            for then in (matchers or (None,) * params.n)
+            for then in (*matchers, *[None] * (params.n - len(matchers)))
         ]
 
     def _ids(self, ids: Sequence[int]) -> list[int]:

@@ -30,10 +30,19 @@ from edgerun.errors import (
     printable,
 )
 from edgerun.gguf import GGUFFile
-from edgerun.planning import Fit, Room, fits, plan
+from edgerun.planning import Fit, Room, choose_kv_type, fits, plan, suits
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["BACKENDS", "LoadedModel", "find", "load", "open_backend", "open_model", "what_fits"]
+__all__ = [
+    "BACKENDS",
+    "LoadedModel",
+    "find",
+    "load",
+    "open_backend",
+    "open_model",
+    "what_fits",
+    "why_fallback",
+]
 
 log = logging.getLogger(__name__)
 
@@ -241,10 +250,11 @@ def load(
     Raises:
         GGUFError, UnsupportedModelError: the file cannot be used; names key or tensor.
         OutOfMemoryError: weights or KV cache do not fit.
-        RequestError: ``n_ctx`` is out of range.
+        RequestError: ``n_ctx`` is out of range, or ``kv_type`` is not the backend's or not for so
+            small a model.
     """
-    kv_type = kv_type or backend.kv_types[0]
     with GGUFFile.open(path) as file:
+        kv_type = choose_kv_type(kv_type, backend.kv_types, file.n_params)
         if isinstance(backend, CoarseBackend):
             return _load_whole(path, file, backend, n_ctx, kv_type, progress)
         try:
@@ -317,6 +327,19 @@ def _upload(
     return backend.upload_all({n: (t, specs[n].role) for n, t in raw.items()}, taken)
 
 
+def why_fallback(file: GGUFFile) -> str | None:
+    """Why only the fallback, llama.cpp, may run ``file``; None if edgerun does.
+
+    Raises:
+        GGUFError: it is badly described.
+    """
+    try:
+        arch.configure(arch.get(file.metadata.get_str("general.architecture")), file)
+    except UnsupportedModelError as e:
+        return str(e)
+    return None
+
+
 def what_fits(file: GGUFFile, backend: Backend) -> tuple[Room, list[Fit]]:
     """The memory of ``backend`` beside this model's weights, and the contexts that fit there.
 
@@ -326,7 +349,8 @@ def what_fits(file: GGUFFile, backend: Backend) -> tuple[Room, list[Fit]]:
     family = arch.get(file.metadata.get_str("general.architecture"))
     config = arch.configure(family, file)
     layers = family.kv_layers(config)
-    token_bytes = {t: sum(x.token_bytes(t) for x in layers) for t in backend.kv_types}
+    kinds = [t for t in backend.kv_types if suits(t, file.n_params)]
+    token_bytes = {t: sum(x.token_bytes(t) for x in layers) for t in kinds}
     room = _room(backend, file)
     return room, fits(room, token_bytes, config.n_ctx_train, PAGE_SIZE)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgerun.errors import OutOfMemoryError, RequestError
 
-__all__ = ["Fit", "Plan", "Room", "fits", "plan"]
+__all__ = ["Fit", "Plan", "Room", "choose_kv_type", "fits", "plan", "suits"]
 
 MIB = 1 << 20
 #: Tokens without which a model is of no use.
@@ -39,6 +39,47 @@ class Room:
     def for_kv(self) -> int:
         """What keys and values may take at most; not below 0."""
         return max(0, self.free - self.weights - self.margin)
+
+
+#: Parameters below which a KV type costs a model more than it saves.
+_LEAST_PARAMS = {"q4r": 2_000_000_000}
+#: What to append to a KV type to have it all the same.
+_FORCE = ":force"
+
+
+def suits(kv_type: str, n_params: int) -> bool:
+    """Whether a model of ``n_params`` parameters bears the rounding of ``kv_type``."""
+    return n_params >= _LEAST_PARAMS.get(kv_type, 0)
+
+
+def choose_kv_type(asked: str | None, known: Sequence[str], n_params: int) -> str:
+    """The KV type for a model of ``n_params`` parameters; ``known`` are its backend's, of which the
+    first is taken for None. ``q4r:force`` is ``q4r`` for small models, too.
+
+    Raises:
+        RequestError: the type is not among them, or the model is too small for it.
+    """
+    if asked is None:
+        return known[0]
+    forced = [k for k in known if k in _LEAST_PARAMS and asked == k + _FORCE]
+    if forced:
+        return forced[0]
+    if asked not in known:
+        raise RequestError(
+            f"KV type {asked!r} is not one of this backend's: {', '.join(known)}", param="kv_type"
+        )
+    if not suits(asked, n_params):
+        raise RequestError(
+            f"KV type '{asked}' rounds too much for models below {_LEAST_PARAMS[asked] / 1e9:g} "
+            f"billion parameters, and this one has {_count(n_params)}: use --kv q8_0, or "
+            f"{asked}{_FORCE} to have it all the same",
+            param="kv_type",
+        )
+    return asked
+
+
+def _count(n: int) -> str:
+    return f"{n / 1e9:.2f} billion" if n >= 1e9 else f"{n / 1e6:.3g} million"
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,9 @@ def llm(path: Path) -> Iterator[LLM]:
         yield model
 
 
-def cold(path: Path, prompt: Sequence[int], **more: Any) -> Completion:
-    with load(path) as llm:
-        done = llm.generate(prompt, HOT, **more)
+def cold(path: Path, prompt: Sequence[int], kv_type: str | None = None) -> Completion:
+    with load(path, kv_type=kv_type) as llm:
+        done = llm.generate(prompt, HOT)
     assert done.usage.cached_tokens == 0
     return done
 
@@ -77,6 +77,21 @@ def test_prompts_that_share_a_start(llm: LLM, path: Path) -> None:
         w = cold(path, m)
         assert tuple(i for c in chunks for i in c.token_ids) == w.token_ids
         assert tuple(p for c in chunks for p in c.logprobs) == w.logprobs
+
+
+@pytest.mark.parametrize("kv_type", ["q8_0", "q4r:force"])
+def test_rounded_keys_and_values_are_found_as_they_were(path: Path, kv_type: str) -> None:
+    """Whatever is found of a start that ends inside a page: it was rounded token by token."""
+    start = ids(300, 1)
+    asks = [start + ids(n, n) for n in (90, 20, 33)]
+    want = [cold(path, a, kv_type) for a in asks]
+    assert not same(want[0], cold(path, asks[0]))  # it does round
+    with load(path, kv_type=kv_type) as llm:
+        assert same(llm.generate(asks[0], HOT), want[0])
+        for a, w in zip(asks[1:], want[1:], strict=True):
+            done = llm.generate(a, HOT)
+            assert done.usage.cached_tokens == 300
+            assert same(done, w)
 
 
 def test_twelve_at_once_compute_their_start_once(path: Path) -> None:
@@ -111,12 +126,13 @@ def test_the_same_prompt_again_at_the_edge_of_a_page(llm: LLM, path: Path, n: in
         assert done.usage.cached_tokens == (n - 1 if turn else 0)  # the last token is computed
 
 
-def test_a_window_smaller_than_the_prompt(windowed: Path) -> None:
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "q4r:force"])
+def test_a_window_smaller_than_the_prompt(windowed: Path, kv_type: str) -> None:
     """Window 16, prompts of 40 tokens that branch at 20."""
     one = ids(40, 1)
     other = one[:20] + ids(20, 2)
-    want = [cold(windowed, one), cold(windowed, other)]
-    with load(windowed) as llm:
+    want = [cold(windowed, one, kv_type), cold(windowed, other, kv_type)]
+    with load(windowed, kv_type=kv_type) as llm:
         for _ in range(3):
             assert same(llm.generate(one, HOT), want[0])
             done = llm.generate(other, HOT)

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 from helpers import gguf_build as gb
-from helpers.answers import TOOLS, WEATHER, tool
+from helpers.reading import TOOLS, WEATHER, tool
 from helpers.models import smollm2
 
 from edgerun import LLM, Completion, FinishReason, SamplingParams

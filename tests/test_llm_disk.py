@@ -50,7 +50,7 @@ def cached(c: Completion) -> int:
     return c.usage.cached_tokens
 
 
-@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "f32"])
+@pytest.mark.parametrize("kv_type", ["f16", "q8_0", "f32", "q4r:force"])
 def test_the_same_bits_cold_warm_and_after_a_restart(path: Path, kv_type: str) -> None:
     with LLM(path, backend="cpu", threads=1, kv_type=kv_type, kv_disk="64M") as llm:
         cold, warm = llm.generate(PROMPT, PARAMS), llm.generate(PROMPT, PARAMS)
@@ -69,6 +69,7 @@ def test_the_reference_backend_keeps_its_own(path: Path) -> None:
 def test_nothing_is_shared_with_another_model_or_kv_type(path: Path, tmp_path: Path) -> None:
     ask(path)
     assert cached(ask(path, kv_type="q8_0")) == 0
+    assert cached(ask(path, kv_type="q4r:force")) == 0
     other = gb.random_model(tmp_path / "other.gguf", seed=4, n_ctx=2048)
     assert cached(ask(other)) == 0
     moved = Path(shutil.copy2(path, tmp_path / "moved.gguf"))

@@ -18,7 +18,6 @@ from edgerun import LLM, SamplingParams
 from edgerun.catalog import store
 from edgerun.cli import main
 from edgerun.errors import (
-    BackendError,
     EdgerunError,
     ModelNotFoundError,
     RequestError,
@@ -122,8 +121,10 @@ def test_a_templates_refusal_is_quoted(tmp_path: Path) -> None:
         ({"max_batch": 0}, RequestError, "max_batch"),
         ({"backend": "abacus"}, RequestError, "auto, cpu, reference"),
         ({"backend": 7}, RequestError, "backend"),
-        ({"kv_type": "q1"}, BackendError, "'q1'"),
-        ({"kv_type": "q1", "backend": "reference"}, BackendError, "'q1'"),
+        ({"kv_type": "q1"}, RequestError, "'q1' is not one of this backend's: f16"),
+        ({"kv_type": "q1", "backend": "reference"}, RequestError, "'q1'"),
+        ({"kv_type": "q8_0:force"}, RequestError, "'q8_0:force'"),
+        ({"kv_type": "q4r"}, RequestError, "below 2 billion .*use --kv q8_0, or q4r:force"),
     ],
 )
 def test_bad_options(path: Path, options: Any, error: type[Exception], words: str) -> None:
@@ -155,9 +156,17 @@ def test_a_model_that_cannot_run_is_not_fetched(
     capsys.readouterr()
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    waiting = {line.split()[0] for line in lines if "NOT YET RUN" in line}
+    waiting = {line.split()[0] for line in lines if "NEEDS A FALLBACK, LLAMA.CPP: pip" in line}
     assert waiting >= {"later", "qwen3-30b-a3b"}
     assert "smollm2-135m" not in waiting
     assert main(["list", "--json"]) == 0
     runs = {e["name"]: e["runs"] for e in json.loads(capsys.readouterr().out)}
     assert {name for name, ok in runs.items() if not ok} == waiting
+    monkeypatch.setattr("edgerun.backends.llama_cpp_library.installed", lambda: True)
+    assert main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines if "FALLBACK: RUNS ON LLAMA.CPP" in line} == waiting
+    assert main(["list", "--json"]) == 0
+    runs_on = {e["name"]: e["runs_on"] for e in json.loads(capsys.readouterr().out)}
+    assert {name for name, what in runs_on.items() if what == "llama_cpp"} == waiting
+    assert runs_on["smollm2-135m"] == "edgerun"

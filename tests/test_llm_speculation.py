@@ -279,3 +279,19 @@ def test_twenty_repetitive_prompts_say_the_same_on_a_real_model() -> None:
                 n, right = drafted(llm)
                 assert right > n / 2 > 10
     assert said[0] == said[1]
+
+
+def test_a_real_model_drafting_for_itself_is_always_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = smollm2()
+    monkeypatch.setattr(DraftModel, "price", 0.01)
+    options = {"backend": "cpu", "threads": 1, "n_ctx": 256}
+    prompt = "On the second day we walked up into the mountains, and"
+    said = []
+    for more in ({"speculation": "off"}, {"draft": path}):
+        with LLM(path, **options, **more) as llm:  # type: ignore[arg-type]
+            if llm._speculation is not None:
+                llm._speculation.costs = StepCosts(FREE, learn=False)
+            said.append(llm.generate(prompt, temperature=0, max_tokens=40).token_ids)
+            n, right = drafted(llm, "model")
+    assert said[0] == said[1]
+    assert right == n > 20

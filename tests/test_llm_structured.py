@@ -343,16 +343,10 @@ def test_real_models(model: Any) -> None:
         "additionalProperties": False,
     }
     with LLM(model(), backend="cpu", n_ctx=512, speculation="ngram") as llm:
-        made = []
-        for _ in range(2):
-            for t in (0.0, 2.0):
-                made.append(
-                    llm.generate(
-                        "Ada Lovelace as JSON:\n", temperature=t, seed=1, constraint=schema(s),
-                        max_tokens=60,
-                    )
-                )  # fmt: skip
-            llm._speculation = None
+        prompt, options = "Ada Lovelace as JSON:\n", {"constraint": schema(s), "max_tokens": 60}
+        made = [llm.generate(prompt, temperature=t, seed=1, **options) for t in (0.0, 2.0)]
+        llm._speculation = None
+        made += [llm.generate(prompt, temperature=t, seed=1, **options) for t in (0.0, 2.0)]
         assert llm.metrics().drafts["forced"].accepted > 4
     assert [c.token_ids for c in made[:2]] == [c.token_ids for c in made[2:]]
     for c in made:

@@ -95,6 +95,28 @@ def test_doctor_tells_what_the_fallback_is(cli: CLI) -> None:
     assert "fallback for architectures" in plain
 
 
+@pytest.mark.parametrize("here", [True, False])
+def test_show_tells_who_runs_a_file(
+    tmp_path: Path, cli: CLI, monkeypatch: pytest.MonkeyPatch, here: bool
+) -> None:
+    monkeypatch.setattr(library, "installed", lambda: here)
+    dense = random_model(tmp_path / "dense.gguf")
+    for path, why in (
+        (foreign.internlm2(tmp_path / "m.gguf"), "'internlm2' is not supported"),
+        (foreign.experts(tmp_path / "moe.gguf", dense), "experts is not supported"),
+    ):
+        found = json.loads(cli("show", str(path), "--json").out)["fallback"]
+        assert found["backend"] == "llama_cpp"
+        assert found["available"] is here
+        assert why in found["reason"]
+        assert ("pip install" in str(found["install"])) != here
+        plain = " ".join(cli("show", str(path)).out.split())
+        assert "runs on a fallback, llama.cpp" in plain
+        assert ("pip install" in plain) != here
+    assert json.loads(cli("show", str(dense), "--json").out)["fallback"] is None
+    assert "fallback" not in cli("show", str(dense)).out
+
+
 def test_run_says_so_on_stderr(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp", reason="llama-cpp-python is not installed")
     import subprocess

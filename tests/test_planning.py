@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgerun.errors import OutOfMemoryError, RequestError
-from edgerun.planning import MIB, Fit, Plan, Room, fits, plan
+from edgerun.planning import MIB, Fit, Plan, Room, choose_kv_type, fits, plan, suits
 
 GB = 1_000_000_000
 PAGE = 32
@@ -63,6 +63,33 @@ def test_smaller_kv_types_hold_more() -> None:
 )
 def test_the_margin_suits_the_machine(total: int, margin: int) -> None:
     assert Room(total, total, 0).margin == margin
+
+
+KINDS = ("f16", "f32", "q8_0", "q4r")
+SMALL, LARGE = 1_999_999_999, 2_000_000_000
+
+
+def test_four_bits_are_for_models_that_bear_them() -> None:
+    for kind in KINDS:
+        assert choose_kv_type(kind, KINDS, LARGE) == kind
+        assert suits(kind, SMALL) == (kind != "q4r")
+    assert choose_kv_type(None, KINDS, SMALL) == "f16"
+    assert choose_kv_type("q4r:force", KINDS, SMALL) == "q4r"
+    assert choose_kv_type("q4r:force", KINDS, LARGE) == "q4r"
+    for n_params, words in ((SMALL, "2.00 billion"), (134_515_008, "135 million")):
+        with pytest.raises(RequestError) as e:
+            choose_kv_type("q4r", KINDS, n_params)
+        for part in ("'q4r'", "below 2 billion", words, "--kv q8_0", "q4r:force"):
+            assert part in str(e.value)
+        assert e.value.param == "kv_type"
+
+
+@pytest.mark.parametrize("asked", ["q9", "q8_0:force", "q4r:", "force", "", "Q4R"])
+def test_unknown_kv_types_are_refused_with_the_known_ones(asked: str) -> None:
+    with pytest.raises(RequestError, match=f"'{asked}' is not one of .*: f16, f32, q8_0, q4r$"):
+        choose_kv_type(asked, KINDS, LARGE)
+    with pytest.raises(RequestError, match=r"'q4r:force' is not one of this backend's: f16$"):
+        choose_kv_type("q4r:force", ("f16",), LARGE)
 
 
 @pytest.mark.parametrize("n_ctx", [0, -5])

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["COMMANDS", "main"]
 
 #: Every command, in the order the help shows them; each is a module of this package.
-COMMANDS = ("run", "chat", "pull", "list", "rm", "show", "bench", "perplexity", "doctor")
+COMMANDS = ("run", "chat", "serve", "pull", "list", "rm", "show", "bench", "perplexity", "doctor")
 
 _EPILOG = """\
 examples:

@@ -19,7 +19,7 @@ _NOT_YET = {
     "cuda": "NVIDIA GPUs are not used; the CPU computes",
     "mlx": "Apple GPUs are not used; the CPU computes",
 }
-_ARM, _X86 = ("neon",), ("avx512vnni", "avxvnni", "avx2")
+_ARM, _X86 = ("neon",), ("amx", "avx512vnni", "avxvnni", "avx2")
 
 
 def add_parser(subparsers: Subparsers) -> None:

@@ -39,20 +39,34 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _runs(entry: Entry) -> bool:
-    """False if this version is known to lack the model's architecture."""
+def _runs_on(entry: Entry) -> str | None:
+    """The name of what runs the model here; None if nothing does, for want of llama.cpp."""
     if not entry.spec or not entry.spec.arch:
-        return True
+        return "edgerun"
     from edgerun.arch import supported
+    from edgerun.backends.llama_cpp_library import installed
 
-    return entry.spec.arch in supported()
+    if entry.spec.arch in supported():
+        return "edgerun"
+    return "llama_cpp" if installed() else None
+
+
+def _remark(entry: Entry) -> str:
+    """What there is to say of who runs it."""
+    runs_on = _runs_on(entry)
+    if runs_on == "edgerun":
+        return ""
+    if runs_on is not None:
+        return "FALLBACK: RUNS ON LLAMA.CPP; "
+    from edgerun.backends.llama_cpp_library import INSTALL
+
+    return f"NEEDS A FALLBACK, LLAMA.CPP: {INSTALL}; "
 
 
 def _row(entry: Entry) -> list[str]:
     from edgerun.errors import printable
 
     spec = entry.spec
-    waits = "" if _runs(entry) else "NOT YET RUN BY THIS VERSION; "
     here = "pulled" if entry.stored else "in place" if entry.path else ""
     if not here and entry.partial:
         here = "partly"
@@ -62,7 +76,7 @@ def _row(entry: Entry) -> list[str]:
         _gigabytes(spec.memory() if spec else None),
         f"{spec.context // 1024}k" if spec and spec.context else "",
         here,
-        waits + (printable(spec.notes) if spec else ""),
+        _remark(entry) + (printable(spec.notes) if spec else ""),
     ]
 
 
@@ -82,7 +96,8 @@ def _plain(entry: Entry) -> dict[str, Any]:
         "size": spec.size if spec else None,
         "memory_4k": spec.memory() if spec else None,
         "context": spec.context if spec else None,
-        "runs": _runs(entry),
+        "runs": _runs_on(entry) is not None,
+        "runs_on": _runs_on(entry),
         "sources": list(spec.sources) if spec else [],
         "license": spec.license if spec else "",
         "notes": spec.notes if spec else "",

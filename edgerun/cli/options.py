@@ -15,13 +15,14 @@ import unicodedata
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edgerun.errors import RequestError
+from edgerun.errors import RequestError, printable
 
 if TYPE_CHECKING:
-    from edgerun.core import SamplingParams, Timings
+    from edgerun.core import Constraint, SamplingParams, Timings
     from edgerun.llm import LLM
 
 __all__ = [
+    "add_constraint_options",
     "add_disk_option",
     "add_model_options",
     "add_sampling_options",
@@ -40,11 +41,22 @@ __all__ = [
 _STDIN_PATIENCE = 1.0
 
 
-def add_model_options(p: argparse.ArgumentParser) -> None:
+def add_model_options(p: argparse.ArgumentParser, *, many: bool = False) -> None:
+    """``many``: ``-m`` may be repeated, and name a folder."""
     g = p.add_argument_group("model")
-    g.add_argument(
-        "-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file"
-    )
+    if many:
+        g.add_argument(
+            "-m",
+            "--model",
+            metavar="MODEL|FILE|FOLDER",
+            action="append",
+            help="a name from 'edgerun list', a GGUF file or a folder of them; repeatable "
+            "(default: all that were pulled)",
+        )
+    else:
+        g.add_argument(
+            "-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file"
+        )
     g.add_argument(
         "--backend", default="auto", help="auto, cpu, reference or llama_cpp (default: auto)"
     )
@@ -56,7 +68,8 @@ def add_model_options(p: argparse.ArgumentParser) -> None:
         "--kv",
         metavar="TYPE",
         help="how K and V are stored: f16 (cpu's default), q8_0 (half the "
-        "memory, faster in long contexts) or f32",
+        "memory, faster in long contexts), q4r (a quarter, at a loss: for models of 2 billion "
+        "parameters and more; q4r:force for any) or f32",
     )
 
 
@@ -104,6 +117,45 @@ def add_sampling_options(p: argparse.ArgumentParser) -> None:
     )
 
 
+def add_constraint_options(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("constraints: what the answer must look like")
+    one = g.add_mutually_exclusive_group()
+    one.add_argument(
+        "--json-schema", metavar="FILE|JSON", help="JSON that matches this schema; {} = any JSON"
+    )
+    one.add_argument("--regex", metavar="PATTERN", help="text that matches this whole expression")
+    one.add_argument("--grammar", metavar="FILE", help="text of a grammar, in GBNF or Lark")
+
+
+def _constraint(args: argparse.Namespace) -> Constraint | None:
+    from edgerun.core import Constraint
+
+    schema, regex, grammar = (
+        getattr(args, name, None) for name in ("json_schema", "regex", "grammar")
+    )
+    if schema is not None:
+        inline = schema.lstrip().startswith("{")
+        source = schema if inline else _read_file(schema, "json_schema")
+        return Constraint("json_schema", source, "json_schema")
+    if regex is not None:
+        return Constraint("regex", regex, "regex")
+    if grammar is not None:
+        source = _read_file(grammar, "grammar")
+        return Constraint("gbnf" if "::=" in source else "lark", source, "grammar")
+    return None
+
+
+def _read_file(path: str, param: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as f:
+            return f.read()
+    except (OSError, ValueError) as e:
+        why = e.strerror if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise RequestError(
+            f"--{param.replace('_', '-')}: cannot read {printable(path)}: {why}", param=param
+        ) from None
+
+
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """The options that were given, over the defaults.
 
@@ -124,6 +176,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         "ignore_eos": args.ignore_eos or None,
         "context_shift": args.context_shift or None,
         "n_keep": args.keep,
+        "constraint": _constraint(args),
     }
     return SamplingParams(**{k: v for k, v in fields.items() if v is not None})
 

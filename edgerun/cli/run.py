@@ -6,6 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgerun.cli.options import (
+    add_constraint_options,
     add_disk_option,
     add_model_options,
     add_sampling_options,
@@ -35,6 +36,9 @@ examples:
   edgerun run -m ./model.gguf -n 64 --temp 0 "Hello"
   git diff | edgerun run "Write a commit message for this change"
   edgerun run --raw "def fibonacci(n):"            the text as it is, no chat template
+  edgerun run --json-schema person.json "Who wrote Emma?"
+  edgerun run --json-schema '{"enum": ["yes", "no"]}' "Is water wet?"
+  edgerun run --regex '[0-9]{4}' "When was the moon landing?"
 """
 
 
@@ -56,6 +60,7 @@ def add_parser(subparsers: Subparsers) -> None:
     p.add_argument("-q", "--quiet", action="store_true", help="no speeds on stderr")
     add_model_options(p)
     add_sampling_options(p)
+    add_constraint_options(p)
     add_speculation_options(p)
     add_disk_option(p)
 

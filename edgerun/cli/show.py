@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         # Looking at a model is no reason to fetch gigabytes of it.
         with GGUFFile.open(catalog.resolve(args.model, pull=False).path) as file:
             info = describe(file)
+            info["fallback"] = _fallback(file)
             info["memory"] = _memory(file)
     except EdgerunError as e:
         if args.json:  # whoever parses stdout gets JSON then, too
@@ -54,6 +55,25 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(info, tensors=args.tensors, metadata=args.metadata)
     return 0
+
+
+def _fallback(file: GGUFFile) -> dict[str, Any] | None:
+    """Why llama.cpp has to run it, and whether it is here; None if edgerun runs it."""
+    from edgerun.backends.llama_cpp_library import INSTALL, installed
+    from edgerun.loading import why_fallback
+
+    try:
+        reason = why_fallback(file)
+    except EdgerunError:  # nobody runs it
+        return None
+    if reason is None:
+        return None
+    return {
+        "backend": "llama_cpp",
+        "reason": reason,
+        "available": installed(),
+        "install": None if installed() else INSTALL,
+    }
 
 
 def _memory(file: GGUFFile) -> dict[str, Any]:
@@ -156,11 +176,19 @@ def _general(info: dict[str, Any]) -> dict[str, Any]:
         "size": _bytes(info["size"]),
         "tensors": info["n_tensors"],
         "GGUF version": info["version"],
+        "runs on": _runs_on(info["fallback"]),
         "path": info["path"] if len(info["files"]) == 1 else None,
     }
     for i, f in enumerate(info["files"] if len(info["files"]) > 1 else []):
         rows[f"file {i + 1}"] = f["path"]
     return {k: v for k, v in rows.items() if v is not None}
+
+
+def _runs_on(fallback: dict[str, Any] | None) -> str | None:
+    if fallback is None:
+        return None
+    what = "a fallback, llama.cpp"
+    return what if fallback["available"] else f"{what}, which is not here: {fallback['install']}"
 
 
 def _value(entry: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ from collections import deque
 from itertools import pairwise
 from statistics import median
 
-__all__ = ["StepCost"]
+__all__ = ["Pace", "StepCost"]
 
 _KEPT = 5  # measurements of one width
 _FRESH = 1024  # steps after which a width that was not seen again is forgotten
@@ -56,14 +56,11 @@ class StepCost:
     def within(self, seconds: float) -> int | None:
         """The most tokens that are expected to take at most ``seconds``; None if unknown.
 
-        A step may always take half as long again as one of hardly any tokens: on a slow machine
-        that alone may be longer than ``seconds``, and tokens must get in. Widths far beyond any
-        that was measured are not promised: at most twice the widest.
+        Widths far beyond any that was measured are not promised: at most twice the widest.
         """
         curve = self._curve()
-        if not curve:
-            return None
-        seconds = max(seconds, 1.5 * curve[0][1])
+        if not curve or seconds < curve[0][1]:
+            return 0 if curve else None
         most = 2 * curve[-1][0]
         for (x0, y0), (x1, y1) in pairwise(curve):
             if y1 > seconds:
@@ -90,3 +87,28 @@ class StepCost:
         start = max(0.0, y0 - (y1 - y0) * x0 / (x1 - x0)) if x1 > x0 else 0.0
         self._points = [(0.0, start), *points]
         return self._points
+
+
+class Pace:
+    """What a token of a prompt costs in steps that generate as well, by the last two such steps.
+
+    A prompt's tokens get dearer the longer it is, and those of the next are cheap again: both would
+    be averaged away in :class:`StepCost`. The dearer of the two counts, so that a machine that
+    is busy now and then does not stretch every other step.
+    """
+
+    def __init__(self) -> None:
+        self._last: deque[tuple[int, float]] = deque(maxlen=2)
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Note that ``tokens`` >= 1 tokens of prompts made a step so much longer."""
+        self._last.append((tokens, max(seconds, 0.0) / tokens))
+
+    def within(self, seconds: float) -> int | None:
+        """How many are expected to take ``seconds``, at most twice as many as lately; None before
+        any were seen."""
+        if not self._last:
+            return None
+        most = 2 * max([n for n, _ in self._last])
+        each = max([e for _, e in self._last])
+        return min(most, int(seconds / each)) if each * most > seconds else most

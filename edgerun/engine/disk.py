@@ -24,6 +24,7 @@ from functools import partial
 from weakref import WeakSet
 
 from edgerun.engine.disk_files import PageFolder
+from edgerun.engine.metrics import DiskCount
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.prefix import Node
 from edgerun.engine.sequence import Sequence
@@ -104,7 +105,8 @@ class DiskTier:
         self._off = False
         self._era = 0
         self._copying = threading.Lock()  # held while a page is copied out of the pool
-        self.n_restored = self.n_written = 0  # pages
+        self.n_restored = self.n_written = self.n_read = 0  # pages
+        self._restored_tokens = self._errors = 0
         self._thread = threading.Thread(target=self._run, name="edgerun-disk", daemon=True)
         self._thread.start()
 
@@ -199,6 +201,18 @@ class DiskTier:
                 r.done = True
             self._restores.clear()
 
+    def count(self) -> DiskCount:
+        """What was done so far; from any thread."""
+        refused = self._folder.n_refused if self._folder is not None else 0
+        return DiskCount(
+            pages_written=self.n_written,
+            bytes_written=self.n_written * self._page_bytes,
+            pages_read=self.n_read,
+            bytes_read=self.n_read * self._page_bytes,
+            hit_tokens=self._restored_tokens,
+            errors=self._errors + refused,
+        )
+
     def close(self) -> None:
         """Write what is left, for a bounded time; afterwards the pool may go. Idempotent."""
         with self._lock:
@@ -252,6 +266,7 @@ class DiskTier:
                     return False
                 r.at += 1
                 self.n_restored += 1
+                self._restored_tokens += size
         except Exception as e:
             self._fail(e)
             return False
@@ -276,6 +291,7 @@ class DiskTier:
     def _fail(self, e: Exception) -> None:
         """No more of this."""
         if not self._off:
+            self._errors += 1
             known = isinstance(e, OSError)
             log.warning("KV pages are no longer kept on disk: %s", e, exc_info=not known)
         with self._lock:
@@ -312,6 +328,7 @@ class DiskTier:
         assert folder is not None
         i = r.next
         page = folder.read(r.digests[i], r.digests[i + 1], r.tokens[i])
+        self.n_read += page is not None
         with self._lock:
             if r.done:
                 return

@@ -74,6 +74,7 @@ class PageFolder:
         os.chmod(root, 0o700)  # what was said in a conversation can be read from its pages
         self._total = sum(e.size for e in self._entries())
         self._written = 0
+        self.n_refused = 0  # files that were not what they should be
         self._allowed, self._since = float(limit), time.monotonic()
         self._room(0, time.time_ns())
 
@@ -100,6 +101,7 @@ class PageFolder:
             (crc,) = _CRC.unpack_from(start, len(head))
             if crc == _crc(head, ids, page):
                 return page
+        self.n_refused += 1
         self.drop(digest)
         return None
 

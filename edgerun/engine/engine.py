@@ -10,7 +10,7 @@ from collections.abc import Callable
 from edgerun.backends.base import Batch, Program
 from edgerun.core import FinishReason
 from edgerun.engine.admission import Pager
-from edgerun.engine.budget import StepCost
+from edgerun.engine.budget import Pace, StepCost
 from edgerun.engine.disk import DiskTier
 from edgerun.engine.draft_source import Widths, whole_drafts
 from edgerun.engine.embedding import Embedding
@@ -25,7 +25,8 @@ __all__ = ["Engine"]
 
 log = logging.getLogger(__name__)
 
-#: Waiting sequences looked at in one step. Those behind them wait in turn.
+#: Waiting sequences looked at in one step, and more while neither its rows nor its tokens are all
+#: asked for. Those behind them wait in turn.
 _LOOK = 4
 #: Seconds a sequence that finds no pages lets others overtake it.
 _PATIENCE = 5.0
@@ -62,6 +63,7 @@ class Engine:
         self.sequences: list[Sequence] = []  # the foremost first
         self.embeddings: list[Embedding] = []
         self.cost = StepCost()
+        self.pace = Pace()
         self.counters = Counters()
 
     def add(self, sequence: Sequence) -> None:
@@ -122,9 +124,7 @@ class Engine:
             n_out = 1 + len(r.draft) if r.wants else 0
             self._advance(r, scores.part(out, out + n_out))
             out += n_out
-        seconds = time.perf_counter() - start
-        self.cost.add(batch.n_tokens, seconds)
-        self.counters.step(batch.n_tokens, seconds)
+        self._timed(rows, batch.n_tokens, time.perf_counter() - start)
 
     def _spare(self) -> int:
         """Tokens that may be computed between two steps."""
@@ -178,6 +178,7 @@ class Engine:
             pages_total=pool.n_pages,
             pages_used=pool.n_pages - free,
             pages_cached=cached,
+            disk=self.disk.count() if self.disk is not None else None,
         )
 
     # -- scheduling ---------------------------------------------------------------------------
@@ -224,13 +225,15 @@ class Engine:
         """
         found: list[tuple[Sequence, Match | None]] = []
         coming: set[bytes] = set()
-        looks = _LOOK
+        running = sum([bool(s.pages) for s in self.sequences])
+        looks, most = 0, max(_LOOK, self.limits.max_rows - running)
+        tokens = 0  # asked for by those that were looked at
         for s in self.sequences:
             if s.leader is not None:
                 continue
             match = None
             if not s.pages:
-                if not looks:
+                if looks >= most or (looks >= _LOOK and tokens >= self.limits.budget):
                     continue
                 match = self.pager.match(s)
                 at = len(match.nodes)
@@ -239,11 +242,21 @@ class Engine:
                 if self.disk is not None and self.disk.awaits(s, match, self.pool):
                     coming.update(s.digests[at:])
                     continue
-                looks -= 1
+                looks += 1
+                tokens += len(s.ids) - match.n_tokens
             found.append((s, match))
             if s.pending > 1:
                 coming.update(s.digests[s.n_past // self.pool.page_size :])
         return found
+
+    def _timed(self, rows: list[Row], n_tokens: int, seconds: float) -> None:
+        """Learn from a step."""
+        prompts = sum([r.n for r in rows if r.n > 1 or not r.wants])
+        rest = self.cost.seconds(n_tokens - prompts) if 0 < prompts < n_tokens else None
+        if rest is not None:
+            self.pace.add(prompts, seconds - rest)
+        self.cost.add(n_tokens, seconds)
+        self.counters.step(n_tokens, seconds)
 
     def _budget(self, demands: list[Demand]) -> int:
         """Tokens of the next step."""
@@ -251,12 +264,22 @@ class Engine:
         generating = sum([d.generating for d in demands])
         if not 0 < generating < len(demands):  # nobody's gap, or no prompt that could stretch it
             return limits.budget
-        within = None if limits.gap is None else self.cost.within(limits.gap)
+        generating = min(generating, limits.max_rows)
+        within = None if limits.gap is None else self._within(limits.gap, generating)
         if within is None:
             within = limits.busy_budget
-        return min(
-            limits.budget, max(within, min(generating, limits.max_rows) + limits.least_budget)
-        )
+        return min(limits.budget, max(within, generating + limits.least_budget))
+
+    def _within(self, gap: float, generating: int) -> int | None:
+        """Tokens that are expected to take ``gap`` seconds, those of generating rows among them. A
+        step may always take half as long again as these alone: on a slow machine that alone may
+        be longer than the gap, and prompts must get in."""
+        alone = self.cost.seconds(generating)
+        if alone is None:
+            return None
+        gap = max(gap, 1.5 * alone)
+        more = self.pace.within(gap - alone)
+        return self.cost.within(gap) if more is None else generating + more
 
     def _entered(self, s: Sequence, n_cached: int, not_computed: int) -> None:
         """``s`` has its place for the first time."""

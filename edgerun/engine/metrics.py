@@ -9,7 +9,7 @@ from typing import Any
 
 from edgerun.core import FinishReason
 
-__all__ = ["STEP_BOUNDS", "Counters", "DraftCount", "Metrics"]
+__all__ = ["STEP_BOUNDS", "Counters", "DiskCount", "DraftCount", "Metrics"]
 
 #: Upper bounds of the step-time histogram's classes, seconds; one more class holds the rest.
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -26,6 +26,27 @@ class DraftCount:
     def acceptance(self) -> float:
         """Share of right ones; 0 if there were none."""
         return self.accepted / self.drafted if self.drafted else 0.0
+
+
+@dataclass(frozen=True)
+class DiskCount:
+    """What went to disk and came back.
+
+    Attributes:
+        pages_written, bytes_written: of KV.
+        pages_read, bytes_read: the same, whole and of the text that was asked for.
+        hit_tokens: tokens of the pages read that a prompt found in time; ``cached_tokens`` has
+            them, too.
+        errors: pages refused, for instance for their checksum, and the error of the file system,
+            if any, that ended it all.
+    """
+
+    pages_written: int = 0
+    bytes_written: int = 0
+    pages_read: int = 0
+    bytes_read: int = 0
+    hit_tokens: int = 0
+    errors: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,6 +68,7 @@ class Metrics:
         preemptions: times a sequence lost its pages to another.
         evictions: pages whose content was given up for something new.
         pages_total, pages_used, pages_cached: of the KV pool; the rest is empty.
+        disk: pages that outlive the process; None where none are kept.
     """
 
     waiting: int = 0
@@ -65,6 +87,7 @@ class Metrics:
     pages_total: int = 0
     pages_used: int = 0
     pages_cached: int = 0
+    disk: DiskCount | None = None
 
     @property
     def cache_hit_rate(self) -> float:
@@ -106,8 +129,8 @@ class Counters:
             self.drafts[source] = DraftCount(old.drafted + n, old.accepted + right)
             drafted, accepted = drafted - n, accepted - right
 
-    def snapshot(self, **now: int) -> Metrics:
-        """A copy, with the numbers that are of now."""
+    def snapshot(self, **now: Any) -> Metrics:
+        """A copy, with what :class:`Metrics` has besides."""
         return Metrics(
             finished=dict(self.finished),
             prompt_tokens=self.prompt_tokens,

@@ -41,8 +41,8 @@ class ChatAsked:
 class TextAsked:
     """Text that goes on from each of ``prompts``, which are text or token ids.
 
-    ``params.n`` answers come to each; ``echo`` has them begin with their prompt. The rest is as in
-    :class:`ChatAsked`.
+    ``params.n`` answers come to each; ``echo`` has them begin with their prompt; ``cut``: not all
+    of what was sent found room in one. The rest is as in :class:`ChatAsked`.
     """
 
     model: str | None
@@ -51,6 +51,7 @@ class TextAsked:
     stream: bool = False
     include_usage: bool = False
     echo: bool = False
+    cut: bool = False
     prepare: Callable[[LLM], TextAsked] | None = None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
@@ -68,6 +68,25 @@ class SamplingBody(Body):
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
 
+    @field_validator("samplers", mode="before")
+    @classmethod
+    def _read_samplers(cls, given: Any) -> Any:
+        """llama.cpp's other spellings: a letter each, and names of old."""
+        if isinstance(given, str):
+            given = [_SAMPLER_LETTERS.get(c, c) for c in given]
+        if not isinstance(given, list):
+            return given
+        names = [_SAMPLER_NAMES.get(s, s) if isinstance(s, str) else s for s in given]
+        return [s for s in names if s != "infill"]
+
+
+# "infill" picks among the tokens that others have left; nothing here stands for it, and editors
+# name it in every request.
+_SAMPLER_LETTERS = {
+    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p", "p": "top_p",
+    "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill",
+}  # fmt: skip
+_SAMPLER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}
 
 #: Fields that have the same name and meaning in :class:`~edgerun.core.SamplingParams`.
 _SAME = frozenset(SamplingBody.model_fields) - {

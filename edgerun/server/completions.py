@@ -11,8 +11,9 @@ from edgerun.core import Chunk, Completion, TokenLogprob
 from edgerun.errors import RequestError
 from edgerun.server.asked import TextAsked
 from edgerun.server.bodies import SamplingBody, StreamOptions, limit, sampling_params
-from edgerun.server.chat_completions import response_format
+from edgerun.server.chat_in import response_format
 from edgerun.server.errors import ERRORS
+from edgerun.server.infill import with_fim
 from edgerun.server.wire import (
     DONE,
     FINGERPRINT,
@@ -96,9 +97,9 @@ def prompts_of(given: str | Sequence[Any] | None) -> list[str | list[int]]:
         return [given]
     if not given:
         raise RequestError("prompt is an empty list", param="prompt")
-    if _all_ids(given):
-        return [list(given)]
     prompts: list[str | list[int]] = []
+    if _all_ids(given):
+        return [[*given]]
     for i, item in enumerate(given):
         if isinstance(item, str) or (isinstance(item, list) and item and _all_ids(item)):
             prompts.append(item)
@@ -261,7 +262,6 @@ _OK: dict[int | str, dict[str, Any]] = {
     summary="Continue text",
 )
 async def completions(request: Request, body: CompletionBody) -> Response:
-    """OpenAI's completions, with llama.cpp's sampling fields beside OpenAI's own."""
-    if body.suffix:
-        raise RequestError("suffix is not supported yet", param="suffix")
-    return await respond(request, parse(body), TextTranslator, whole)
+    """OpenAI's completions, with llama.cpp's sampling fields beside OpenAI's own. With `suffix`, or
+    a prompt in the model's own FIM format, what belongs into the middle."""
+    return await respond(request, with_fim(parse(body), body.suffix), TextTranslator, whole)

@@ -150,6 +150,8 @@ def body_for(path: str, fields: Mapping[str, Any], request_id: str | None) -> di
     """The body of an error in the shape of the API that ``path`` belongs to."""
     if path.startswith("/v1/messages"):
         kind = fields["type"]
+        if fields.get("code") == "model_not_found":
+            kind = "not_found_error"
         known = kind if kind in _ANTHROPIC else _ANTHROPIC_OF.get(kind, "api_error")
         error = {**fields, "type": known}
         return {"type": "error", "error": error, "request_id": request_id}
@@ -208,7 +210,7 @@ _UNION_TAG = re.compile(r"^(str|int|float|bool|list|dict|none)$|[\[\](){}]|-")
 
 def validation_fields(errors: Sequence[Any]) -> dict[str, Any]:
     """The first of pydantic's errors, with the field in ``param``: ``stream_options.x``."""
-    first = errors[0] if errors else {"loc": (), "msg": "the request is not valid"}
+    first: Any = errors[0] if errors else {"loc": (), "msg": "the request is not valid"}
     loc = [p for p in first["loc"] if p not in ("body", "query", "path")]
     if first.get("type") == "json_invalid":
         reason = str(first.get("ctx", {}).get("error", ""))

@@ -73,7 +73,7 @@ class Gate:
 
 
 def _public(path: str) -> bool:
-    return path in PUBLIC or path.startswith("/page/")  # scripts and styles of those pages
+    return path in PUBLIC or path.startswith("/page/")
 
 
 def _preflight(headers: dict[str, str], trusted: bool) -> Response:

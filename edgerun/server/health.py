@@ -1,4 +1,4 @@
-"""``GET /health``: not whether the process is there, but whether tokens flow."""
+"""``GET /health``: not whether the process is there, but whether tokens flow; ``GET /metrics``."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import asyncio
 import time
 from dataclasses import dataclass
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import PlainTextResponse
 
 from edgerun.core import SamplingParams
 from edgerun.llm import LLM
 from edgerun.server.errors import ERRORS, refusal
+from edgerun.server.metrics import CONTENT_TYPE
 from edgerun.server.sse import JSON
 
 __all__ = ["Health", "router"]
@@ -107,3 +109,9 @@ async def health(request: Request) -> JSON:
     if trouble is not None:
         return JSON({"error": refusal(503, trouble, "stuck")}, 503)
     return JSON({"status": "ok"})
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+async def metrics(request: Request) -> Response:
+    """Counters and histograms, in Prometheus' text format."""
+    return Response(request.app.state.metrics.text(), media_type=CONTENT_TYPE)

@@ -20,6 +20,7 @@ __all__ = ["JSONLines", "RequestLog", "request_line"]
 
 log = logging.getLogger("edgerun.server.requests")
 
+_POLLED = frozenset({"/health", "/v1/health", "/metrics"})
 _ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
@@ -40,8 +41,7 @@ class RequestLog:
         facts: dict[str, Any] = {"began": began}
         state["facts"] = facts
         metrics = self._owner.state.metrics
-        if metrics is not None:
-            metrics.begun()
+        metrics.begun()
 
         complete = False
 
@@ -64,11 +64,12 @@ class RequestLog:
             seconds = time.perf_counter() - began
             route = getattr(scope.get("route"), "path", None)
             status = facts.get("status", 500)
-            if metrics is not None:
-                metrics.ended(route or "other", status, seconds)
-            if log.isEnabledFor(logging.INFO):
+            metrics.ended(route or "other", status, seconds)
+            # Those who look every few seconds would bury everything else.
+            level = logging.DEBUG if route in _POLLED and status < 400 else logging.INFO
+            if log.isEnabledFor(level):
                 line = request_line(scope, facts, seconds)
-                log.info("%s", _worded(line), extra={"fields": line})
+                log.log(level, "%s", _worded(line), extra={"fields": line})
 
 
 def _given_id(scope: Scope) -> str | None:

@@ -10,14 +10,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
 from edgerun.chat import ChatOptions
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
 from edgerun.server.asked import ChatAsked
+from edgerun.server.bodies import Body
 
-__all__ = ["CountBody", "MessagesBody", "count", "parse"]
+__all__ = ["CountBody", "MessagesBody", "count", "parse", "wants_thinking"]
 
 _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 # Claude Code's note to Anthropic. It changes with each request, and would have every prompt
@@ -25,13 +24,11 @@ _EFFORT = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "m
 _BILLING = "x-anthropic-billing-header:"
 
 
-class CountBody(BaseModel):
-    """What ``/v1/messages/count_tokens`` takes. Unknown fields are ignored, null counts as absent.
+class CountBody(Body):
+    """What ``/v1/messages/count_tokens`` takes.
 
     Conversations and tools are checked by hand: the errors then name message and block.
     """
-
-    model_config = ConfigDict(strict=True, extra="ignore")
 
     model: str | None = None
     messages: list[dict[str, Any]]
@@ -167,7 +164,7 @@ def _choice(
 def _thinking(body: CountBody) -> tuple[str | None, int | None]:
     """Reasoning effort and budget. Who asks for no thinking reads text as the first block."""
     effort = (body.output_config or {}).get("effort")
-    if effort is not None and effort not in _EFFORT:
+    if effort is not None and (not isinstance(effort, str) or effort not in _EFFORT):
         raise _bad(f"output_config.effort must be one of {', '.join(_EFFORT)}", "output_config")
     if not wants_thinking(body):
         return "none", None

@@ -10,26 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from edgerun.core import Chunk, Completion, FinishReason, Usage
+from edgerun.server.errors import body_for
 from edgerun.server.wire import Answering, Event
 
-__all__ = ["MessageEvents", "error_body", "whole"]
-
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-}
-
-
-def error_body(status: int, message: str) -> dict[str, Any]:
-    """An error as Anthropic's clients read it."""
-    kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
+__all__ = ["MessageEvents", "whole"]
 
 
 def _usage(usage: Usage) -> dict[str, int]:
@@ -55,12 +39,21 @@ def _stop(reason: FinishReason, stop_string: str | None) -> dict[str, Any]:
 
 def _message(answering: Answering, content: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "id": answering.id,
+        "id": f"msg_{answering.id}",
         "type": "message",
         "role": "assistant",
         "model": answering.model,
         "content": content,
     }
+
+
+def _input(arguments: str) -> Any:
+    """What a call was given; nothing, if it was cut short."""
+    try:
+        given = json.loads(arguments)
+    except ValueError:
+        given = None
+    return given if isinstance(given, dict) else {}
 
 
 def whole(answering: Answering, completion: Completion, thinking: bool) -> dict[str, Any]:
@@ -71,7 +64,7 @@ def whole(answering: Answering, completion: Completion, thinking: bool) -> dict[
     if completion.text:
         content.append({"type": "text", "text": completion.text})
     content += [
-        {"type": "tool_use", "id": c.id, "name": c.name, "input": json.loads(c.arguments or "{}")}
+        {"type": "tool_use", "id": c.id, "name": c.name, "input": _input(c.arguments)}
         for c in completion.tool_calls
     ]
     return {
@@ -109,7 +102,7 @@ class MessageEvents:
             yield from self._enter("text", 0, {"text": ""})
             yield self._delta({"type": "text_delta", "text": chunk.text})
         for call in chunk.tool_calls:
-            block = {"id": call.id, "name": call.name, "input": {}}
+            block: dict[str, Any] = {"id": call.id, "name": call.name, "input": {}}
             yield from self._enter("tool_use", call.index, block)
             if call.arguments:
                 delta = {"type": "input_json_delta", "partial_json": call.arguments}
@@ -125,8 +118,7 @@ class MessageEvents:
         yield _event("message_stop")
 
     def error(self, error: Mapping[str, Any]) -> Iterable[Event]:
-        message = str(error.get("message", ""))
-        return [Event(error_body(500, message), "error")]
+        return [Event(body_for("/v1/messages", error, None), "error")]
 
     def _enter(self, kind: str, which: int, block: Mapping[str, Any]) -> Iterator[Event]:
         if self._open == (kind, which):

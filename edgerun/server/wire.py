@@ -18,7 +18,7 @@ from edgerun.delivery import AsyncChunkStream, Collector, off_loop
 from edgerun.errors import ClosedError, RequestError
 from edgerun.llm import LLM
 from edgerun.server.asked import Asked, ChatAsked
-from edgerun.server.errors import ClientGoneError, OverloadedError, TimeLimitError, error_fields
+from edgerun.server.errors import ClientGoneError, TimeLimitError, error_fields
 from edgerun.server.registry import Lease
 from edgerun.server.sse import COMMENT, DONE, EVENT_HEADERS, JSON, Event, encode
 
@@ -51,10 +51,10 @@ class Answering:
 
     Attributes:
         id: 32 hex digits; APIs put their own prefix before it.
-        created: seconds since 1970.
-        model: the name it is served under.
+        created, model: seconds since 1970, and the name it is served under.
         asked: what ``prepare`` made of it, where there was one.
         llm: the model, for facts and tokens; nobody but :func:`respond` generates with it.
+        prompt_tokens: of all prompts.
     """
 
     id: str
@@ -62,6 +62,7 @@ class Answering:
     model: str
     asked: Asked
     llm: LLM
+    prompt_tokens: int = 0
 
     @property
     def n_prompts(self) -> int:
@@ -108,6 +109,7 @@ class UsageSum:
             self.usage.prompt_tokens + (u.prompt_tokens if first else 0),
             self.usage.completion_tokens + u.completion_tokens,
             self.usage.cached_tokens + (u.cached_tokens if first else 0),
+            self.usage.reasoning_tokens + u.reasoning_tokens,
         )
 
 
@@ -118,6 +120,7 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
     }
 
 
@@ -166,7 +169,7 @@ async def respond(
     request: Request,
     asked: Asked,
     translator: Callable[[Answering], Translator],
-    whole: Callable[[Answering, Completion], Mapping[str, Any]],
+    whole: Callable[[Answering, Completion], Mapping[str, Any] | list[dict[str, Any]]],
 ) -> Response:
     """Answer ``asked``: a stream of events, or one JSON body.
 
@@ -235,7 +238,7 @@ async def _begin(request: Request, asked: Asked, running: _Running) -> Answering
     state = request.app.state
     lease = running.lease = await state.registry.acquire(asked.model)
     if (prepare := asked.prepare) is not None:
-        asked = await off_loop(lambda: prepare(lease.llm))  # type: ignore[arg-type]
+        asked = await off_loop(lambda: prepare(lease.llm))
     answering = Answering(secrets.token_hex(16), int(time.time()), lease.name, asked, lease.llm)
     _facts(request)["model"] = lease.name
     if answering.n_answers > MAX_ANSWERS:
@@ -251,7 +254,7 @@ async def _begin(request: Request, asked: Asked, running: _Running) -> Answering
     else:
         for prompt in asked.prompts:
             running.streams.append(await lease.llm.start(prompt, asked.params))
-    return answering
+    return replace(answering, prompt_tokens=sum(s.prompt_tokens for s in running.streams))
 
 
 async def _chunks(streams: list[AsyncChunkStream], n: int) -> AsyncIterator[Chunk]:
@@ -292,8 +295,8 @@ async def _collect(chunks: AsyncIterator[Chunk], answering: Answering) -> Comple
     async for chunk in chunks:
         total.add(chunk)
         if (done := collector.add(chunk)) is not None:
-            own = done.usage.completion_tokens
-            usage = Usage(total.usage.prompt_tokens, own, total.usage.cached_tokens)
+            prompt, cached = total.usage.prompt_tokens, total.usage.cached_tokens
+            usage = replace(done.usage, prompt_tokens=prompt, cached_tokens=cached)
             return replace(done, usage=usage)
     raise ClosedError("the answer ended early")
 
@@ -314,55 +317,19 @@ class _Clock:
         self._facts = _facts(request)
         self._sum = UsageSum(answering.asked.params.n)
         self._began = self._facts.get("began", time.perf_counter())
-        metrics = getattr(request.app.state, "metrics", None)
-        self._clock = None if metrics is None else metrics.clock(answering.model, self._began)
+        self._clock = request.app.state.metrics.clock(answering.model, self._began)
 
     async def watch(self, chunks: AsyncIterator[Chunk]) -> AsyncIterator[Chunk]:
         facts, usage = self._facts, self._sum
         async for chunk in chunks:
             if "ttft" not in facts and (chunk.token_ids or chunk.finish_reason is not None):
                 facts["ttft"] = time.perf_counter() - self._began
-            if self._clock is not None:
-                self._clock.chunk(chunk)
+            self._clock.chunk(chunk)
             if chunk.finish_reason is not None:
                 usage.add(chunk)
                 facts["usage"] = usage.usage
                 facts["finish"] = str(chunk.finish_reason)
             yield chunk
-
-
-class Queue:
-    """Counts the answers each model owes, and refuses more than may wait.
-
-    ``places`` run at once, ``most`` more may wait; None = any number.
-    """
-
-    def __init__(self, places: int, most: int | None) -> None:
-        self._limit = None if most is None else places + most
-        self._owed: dict[str, int] = {}
-
-    @property
-    def owed(self) -> int:
-        """Answers under way, of all models."""
-        return sum(self._owed.values())
-
-    def enter(self, model: str, n: int) -> Callable[[], None]:
-        """Count ``n`` more answers; what takes them off again.
-
-        Raises:
-            OverloadedError: that is too many. A model that owes nothing takes any number.
-        """
-        owed = self._owed.get(model, 0)
-        if self._limit is not None and owed and owed + n > self._limit:
-            raise OverloadedError(owed, self._limit)
-        self._owed[model] = owed + n
-
-        def leave() -> None:
-            self._owed[model] -= n
-            if not self._owed[model]:
-                del self._owed[model]
-
-        return leave
 
 
 # -- streams -------------------------------------------------------------------------------------
@@ -388,7 +355,7 @@ class _Events(Response):
         self._last = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._send = send
+        self._send, self._last = send, time.monotonic()
         tasks: list[asyncio.Future[Any]] = []
         try:
             await send(

@@ -2,9 +2,9 @@
 
 The format is described in llama.cpp's ``grammars/README.md``
 (https://github.com/ggml-org/llama.cpp). What a regular expression can say becomes a terminal, as
-large as possible; only what recurs stays a rule. Terminals match as much as they can, as in a lexer,
-so a grammar without recursion is followed exactly, and one where a terminal could end in two places
-before a rule takes the later one.
+large as possible; only what recurs stays a rule. Terminals match as much as they can, as in a
+lexer: a grammar without recursion is followed exactly, and of one where a terminal could end in two
+places before a rule, the later one is taken.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def fim_marks(tokenizer: Tokenizer) -> FimMarks | None:
 
     # Mistral's vocabularies all have these; only these models learned what they mean.
     if "codestral" in vocab.name.lower() and len(found := control(_MISTRAL)) == 2:
-        return FimMarks(*found, middle=None, suffix_first=True)
+        return FimMarks(found[0], found[1], middle=None, suffix_first=True)
     fim = tokenizer.fim
     if fim is None:
         return None

@@ -22,8 +22,10 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { REC = 48 };  // bytes a column
-#if defined(__AVX512VNNI__)
-enum { DIRECT = 12, BLOCK_C = 6 };  // columns on the weight stream; columns of a block of the byte kernel
+#if defined(__AMX_INT8__)
+enum { DIRECT = 12, BLOCK_C = 16 };  // columns on the weight stream; columns of a block of the byte kernel
+#elif defined(__AVX512VNNI__)
+enum { DIRECT = 12, BLOCK_C = 6 };
 #elif defined(__AVXVNNI__) || defined(__ARM_NEON)
 enum { DIRECT = 6, BLOCK_C = 4 };
 #else

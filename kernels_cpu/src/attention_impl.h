@@ -4,6 +4,7 @@
 // split, and splits are folded in order, whether one thread walks them all or each is computed apart.
 #pragma once
 #include "kv_float.h"
+#include "kv_q4.h"
 #include "kv_q8.h"
 #include "simd_int.h"
 
@@ -98,6 +99,11 @@ template <class E> static void attend_split(Tile& t, const AttnJob& job, int p0,
   }
 }
 
+static void finish_head(const KvShape& s, const float* tot, const float* lt, float* out) {
+  finish(tot, lt, s.head_dim, out);
+  if (s.type == KV_Q4R) rotate(out, s.head_dim);
+}
+
 template <class E> static void attend_tile(const AttnJob& job, int q0, int n) {
   const KvShape& s = job.kv;
   Tile t = carve(job.scratch, n, s.head_dim, s.v_dim);
@@ -137,7 +143,7 @@ template <class E> static void attend_tile(const AttnJob& job, int q0, int n) {
   }
   for (int i = 0; i < n; i++) {
     const int q = q0 + i;
-    finish(t.tot + size_t(i) * s.v_dim, t.lt[i], s.head_dim, job.out + q / job.group * job.ld_out + (job.kv_head * job.group + q % job.group) * s.head_dim);
+    finish_head(s, t.tot + size_t(i) * s.v_dim, t.lt[i], job.out + q / job.group * job.ld_out + (job.kv_head * job.group + q % job.group) * s.head_dim);
   }
 }
 
@@ -148,16 +154,16 @@ template <class E> static void attention_as(const AttnJob& job) {
 static void attention(const AttnJob& job) {
   if (job.kv.type == KV_F16) attention_as<KvFloat<F16>>(job);
   else if (job.kv.type == KV_Q8_0) attention_as<KvQ8>(job);
+  else if (job.kv.type == KV_Q4R) attention_as<KvQ4>(job);
   else attention_as<KvFloat<F32>>(job);
 }
 
-static void merge_parts(const float* parts, int64_t stride, int n_splits, int head_dim, float* tot, float* out) {
-  const int v_dim = (head_dim + 15) / 16 * 16;
+static void merge_parts(const KvShape& s, const float* parts, int64_t stride, int n_splits, float* tot, float* out) {
   alignas(64) float lt[16] = {};
   float mt = NEG_INF;
-  memset(tot, 0, size_t(v_dim) * 4);
-  for (int i = 0; i < n_splits; i++, parts += stride) merge(parts[0], parts + 16, parts + 32, v_dim, mt, lt, tot);
-  finish(tot, lt, head_dim, out);
+  memset(tot, 0, size_t(s.v_dim) * 4);
+  for (int i = 0; i < n_splits; i++, parts += stride) merge(parts[0], parts + 16, parts + 32, s.v_dim, mt, lt, tot);
+  finish_head(s, tot, lt, out);
 }
 
 static void write_kv(const KvShape& s, uint8_t* page, int kv_head, int t, const float* k, const float* v) {
@@ -165,6 +171,7 @@ static void write_kv(const KvShape& s, uint8_t* page, int kv_head, int t, const 
   uint8_t* vp = page + s.n_kv * s.k_bytes + kv_head * s.v_bytes;
   if (s.type == KV_F16) KvFloat<F16>::write(s, kp, vp, t, k, v);
   else if (s.type == KV_Q8_0) KvQ8::write(s, kp, vp, t, k, v);
+  else if (s.type == KV_Q4R) KvQ4::write(s, kp, vp, t, k, v);
   else KvFloat<F32>::write(s, kp, vp, t, k, v);
 }
 

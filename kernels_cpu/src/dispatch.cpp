@@ -4,9 +4,16 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace er {
 extern const Isa isa_generic;
+#if defined(ER_HAVE_AMX)
+extern const Isa isa_amx;
+#endif
 #if defined(ER_HAVE_AVX512VNNI)
 extern const Isa isa_avx512vnni;
 #endif
@@ -21,13 +28,22 @@ extern const Isa isa_neon;
 #endif
 
 namespace {
-struct Cpu { bool avx2 = false, avxvnni = false, avx512vnni = false; };
+struct Cpu { bool avx2 = false, avxvnni = false, avx512vnni = false, amx = false; };
 
 #if defined(__x86_64__)
 uint64_t enabled_state() {
   uint32_t lo, hi;
   __asm__ volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
   return (uint64_t(hi) << 32) | lo;
+}
+
+// Linux gives a process the tile registers on request only.
+bool may_use_tiles() {
+#if defined(__linux__) && defined(SYS_arch_prctl)
+  return syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* tile data */) == 0;
+#else
+  return false;
+#endif
 }
 
 Cpu detect() {
@@ -42,6 +58,8 @@ Cpu detect() {
   cpu.avx2 = b & (1u << 5);
   const unsigned f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
   cpu.avx512vnni = cpu.avx2 && (state & 0xe6) == 0xe6 && (b & f_dq_bw_vl) == f_dq_bw_vl && (c & (1u << 11));
+  const unsigned tile_int8 = (1u << 24) | (1u << 25);
+  cpu.amx = cpu.avx512vnni && (d & tile_int8) == tile_int8 && (state & 0x60000) == 0x60000 && may_use_tiles();
   if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) cpu.avxvnni = cpu.avx2 && (a & (1u << 4));
   return cpu;
 }
@@ -51,11 +69,14 @@ Cpu detect() { return {}; }
 }  // namespace
 
 const Isa* const* isas() {
-  static const Isa* list[6] = {};
+  static const Isa* list[7] = {};
   static const bool once = [] {
     const Cpu cpu = detect();
     int n = 0;
     (void)cpu;
+#if defined(ER_HAVE_AMX)
+    if (cpu.amx) list[n++] = &isa_amx;
+#endif
 #if defined(ER_HAVE_AVX512VNNI)
     if (cpu.avx512vnni) list[n++] = &isa_avx512vnni;
 #endif

@@ -1,7 +1,7 @@
 // dots.h: N dword steps of codes against C columns; the only place where sets with and without a dot-product
 // instruction differ. Column c's int8 of the step lie at a(c).
-//   dots    acc[c] += sum          dots2    the same for two tiles of plain code bytes, interleaved [step][tile]
-// `codes(Int<J>)` gives dword J of all rows. BITS bounds the codes, or is 8 for full bytes.
+//   dots    acc[c] += sum          dots2    the same for two tiles
+// `codes(Int<J>)` gives dword J of all rows, `codes(J, tile)` that of one of two tiles. BITS bounds the codes, or is 8 for full bytes.
 #pragma once
 #include "simd_int.h"
 
@@ -27,10 +27,10 @@ ER_INL void dots(vi (&acc)[C], const F& codes, const A& a) {
   });
 }
 
-template <int N, int BITS, int C, class A>
-ER_INL void dots2(vi (&acc)[C][2], const uint8_t* w, const A& a) {
+template <int N, int BITS, int C, class F, class A>
+ER_INL void dots2(vi (&acc)[C][2], const F& codes, const A& a) {
   steps<0, N>([&](auto j) __attribute__((always_inline)) {
-    const vi w0 = ldi(w + j.v * 2 * VB), w1 = ldi(w + j.v * 2 * VB + VB);
+    const vi w0 = codes(j.v, 0), w1 = codes(j.v, 1);
     ER_EACH {
       const vi x = bci(a(c) + j.v * 4);
       acc[c][0] = dp(acc[c][0], w0, x);
@@ -64,12 +64,12 @@ ER_INL void dots(vi (&acc)[C], const F& codes, const A& a) {
   });
 }
 
-template <int N, int BITS, int C, class A>
-ER_INL void dots2(vi (&acc)[C][2], const uint8_t* w, const A& a) {
+template <int N, int BITS, int C, class F, class A>
+ER_INL void dots2(vi (&acc)[C][2], const F& codes, const A& a) {
   constexpr int G = steps_in_16(BITS) < N ? steps_in_16(BITS) : N;
   vi t[C][2];
   steps<0, N>([&](auto j) __attribute__((always_inline)) {
-    const vi w0 = ldi(w + j.v * 2 * VB), w1 = ldi(w + j.v * 2 * VB + VB);
+    const vi w0 = codes(j.v, 0), w1 = codes(j.v, 1);
     ER_EACH {
       const vi x = bci(a(c) + j.v * 4);
       const vi p0 = products_of<BITS>(w0, x), p1 = products_of<BITS>(w1, x);

@@ -11,9 +11,11 @@ constexpr int SPLIT_PAGES = 64;  // pages summed before a merge: part of the num
 constexpr int TILE = 64;         // queries of a KV head that attention takes at a time
 
 enum Glu : int { GLU_SILU = 1, GLU_GELU = 2 };
-enum KvType : int { KV_F16 = 0, KV_F32 = 1, KV_Q8_0 = 2, N_KV_TYPES = 3 };
+enum KvType : int { KV_F16 = 0, KV_F32 = 1, KV_Q8_0 = 2, KV_Q4R = 3, N_KV_TYPES = 4 };
+constexpr int MAX_ROTATED = 1024;  // longest head of KV_Q4R
 
-// One layer's part of a page: K of every KV head, then V of every KV head, in the type's own order (kv_float.h, kv_q8.h).
+// One layer's part of a page: K of every KV head, then V of every KV head, in the type's own order (kv_float.h,
+// kv_q8.h, kv_q4.h).
 struct KvShape {
   int type;      // KvType
   int n_kv, head_dim, v_dim;  // v_dim = head_dim rounded up to 16 with zeros behind
@@ -22,10 +24,13 @@ struct KvShape {
 
 inline KvShape kv_shape(int type, int n_kv, int head_dim) {
   KvShape s = {type, n_kv, head_dim, (head_dim + 15) / 16 * 16, 0, 0};
+  const size_t scales = size_t((head_dim + 31) / 32) * PAGE * 2;
   if (type == KV_Q8_0) {
-    const size_t scales = size_t((head_dim + 31) / 32) * PAGE * 2;
     s.k_bytes = size_t((head_dim + 3) / 4) * 4 * PAGE + scales;
     s.v_bytes = size_t(s.v_dim) * PAGE + scales;
+  } else if (type == KV_Q4R) {
+    s.k_bytes = size_t((head_dim + 7) / 8) * 4 * PAGE + scales;
+    s.v_bytes = size_t(s.v_dim) / 2 * PAGE + scales;
   } else {
     const size_t item = type == KV_F16 ? 2 : 4;
     s.k_bytes = size_t(head_dim) * PAGE * item;
@@ -73,7 +78,7 @@ struct FloatOps {
   size_t (*attn_scratch)(int head_dim);
   void (*attention)(const AttnJob& job);
   // Fold one query's n_splits parts, `stride` floats apart, in order. out: [head_dim]. tot: v_dim floats of scratch.
-  void (*merge_parts)(const float* parts, int64_t stride, int n_splits, int head_dim, float* tot, float* out);
+  void (*merge_parts)(const KvShape& s, const float* parts, int64_t stride, int n_splits, float* tot, float* out);
 };
 
 }  // namespace er

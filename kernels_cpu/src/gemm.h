@@ -1,90 +1,17 @@
-// gemm.h: many columns. Two tiles at a time are unpacked to code bytes, a slice of K that stays in L1, and meet every
-// column tile; float sums wait in memory between slices, which changes nothing about them.
-// Slice record per 32 k: [8 dwords][2 tiles] registers | d[2] | min[2] | bias[2], and with sub-blocks of 16 those of the
-// second halves: d[2] | pairs of minimums [2] | bias[2]
+// gemm.h: many columns. Two tiles at a time are unpacked to code bytes (slice.h) and meet every column tile, a slice of K
+// after the other; float sums wait in memory between slices, which changes nothing about them.
 #pragma once
-#include "direct.h"
+#include "slice.h"
+#if defined(__AMX_INT8__)
+#include "gemm_amx.h"
+#endif
 
 namespace er {
 namespace ER_ISA {
 namespace q8 {
 
-enum { SLICE = 512 };  // k
-enum { ACT_AHEAD = 3 * BLOCK_C * REC };  // bytes
-template <int HALVES> constexpr int slice_record() { return (HALVES ? 28 : 22) * VB; }
-enum { SLICE_BYTES = SLICE / 32 * slice_record<1>() };
-
-template <class T>
-ER_INL void put_scale(uint8_t* o, vf d) {
-  stf(o, d);
-  if constexpr (biased<T>()) stf(o + 4 * VB, bias_of(d));
-}
-
-template <class T>
-static void unpack_slice(const uint8_t* w, int blocks, uint8_t* o) {
-  Unit<T> u;
-  for (; blocks > 0; blocks -= Unit<T>::BLOCKS, w += T::UNIT) {
-    Unit<T>::open(u, w);
-    for (int i = 0; i < int(Unit<T>::BLOCKS) && i < blocks; i++, o += slice_record<Unit<T>::HALVES>()) {
-      const uint8_t* v = w + T::HEAD + i * T::BLOCK;
-      steps<0, 8>([&](auto j) __attribute__((always_inline)) { sti(o + j.v * 2 * VB, T::Codes::template get<j.v>(v)); });
-      if constexpr (T::MIN) stf(o + 18 * VB, u.min(i));
-      if constexpr (Unit<T>::HALVES) {
-        put_scale<T>(o + 16 * VB, u.scale(i, 0));
-        put_scale<T>(o + 22 * VB, u.scale(i, 1));
-        if constexpr (T::MIN) sti(o + 24 * VB, u.pair(i));
-      } else {
-        put_scale<T>(o + 16 * VB, u.scale(i));
-      }
-    }
-  }
-}
-
-// What a type's kernels depend on; `bits` are those of the codes where they matter.
-template <int HALVES_, int ZERO_, int MIN_, int BITS_, bool BIASED_>
-struct Kind { enum { HALVES = HALVES_, ZERO = ZERO_, MIN = MIN_, BITS = BITS_, BIASED = BIASED_ }; };
-
-// f[c] += sums of two tiles, whose scales and biases lie at w, times column c's scale
-template <class Q, int C, class A>
-ER_INL void add_scaled(vf (&f)[C][2], const vi (&acc)[C][2], const uint8_t* w, const A& a) {
-  const vf d0 = ldf(w), d1 = ldf(w + VB);
-  vf bias0 = d0, bias1 = d1;
-  if constexpr (Q::BIASED) bias0 = ldf(w + 4 * VB), bias1 = ldf(w + 5 * VB);
-  ER_EACH {
-    const vf da = bcf(a.d(c));
-    f[c][0] = fma(scaled<Q::BIASED>(acc[c][0], d0, bias0), da, f[c][0]);
-    f[c][1] = fma(scaled<Q::BIASED>(acc[c][1], d1, bias1), da, f[c][1]);
-  }
-}
-
-// f[c] += a slice record times column c
-template <class Q, int C, class A>
-ER_INL void add_record(vf (&f)[C][2], const uint8_t* w, const A& a) {
-  if constexpr (!Q::HALVES) {
-    vi acc[C][2];
-    ER_EACH acc[c][0] = acc[c][1] = start_sum<Q::ZERO, Q::BIASED>(a.zero(c), a.pair(c));
-    dots2<8, Q::BITS>(acc, w, [&](int c) __attribute__((always_inline)) { return a.codes(c); });
-    add_scaled<Q, C>(f, acc, w + 16 * VB, a);
-  } else {
-    steps<0, 2>([&](auto half) __attribute__((always_inline)) {
-      vi acc[C][2];
-      ER_EACH acc[c][0] = acc[c][1] = start_half<Q::ZERO, Q::BIASED, half.v>(a.pair(c));
-      dots2<4, Q::BITS>(acc, w + half.v * 8 * VB, [&](int c) __attribute__((always_inline)) { return a.codes(c) + half.v * 16; });
-      add_scaled<Q, C>(f, acc, w + (16 + half.v * 6) * VB, a);
-    });
-  }
-  if constexpr (Q::MIN && !Q::HALVES) ER_EACH {
-    const vf x = bcf(a.x(c));
-    f[c][0] = fma(ldf(w + 18 * VB), x, f[c][0]);
-    f[c][1] = fma(ldf(w + 19 * VB), x, f[c][1]);
-  }
-  if constexpr (Q::MIN && Q::HALVES) ER_EACH {
-    const vi x = bci(a.pair(c));
-    const vf da = bcf(a.d(c));
-    f[c][0] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 24 * VB), x)), ldf(w + 18 * VB)), da, f[c][0]);
-    f[c][1] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 25 * VB), x)), ldf(w + 19 * VB)), da, f[c][1]);
-  }
-}
+#if !defined(__AMX_INT8__)
+struct Multiplier { explicit Multiplier(bool) {} };
 
 // A column tile. fo: [C][2][R], read unless `first`.
 template <class Q>
@@ -98,11 +25,12 @@ static void block(const uint8_t* w, const uint8_t* a, int nb, float* fo, bool fi
   }
   ER_EACH for (int q = 0; q < 2; q++) stf(fo + (c * 2 + q) * R, f[c][q]);
 }
+#endif
 
 // The second digits of blocks b0 .. b0 + nb. fo: [columns][2][R], column `spare` for whatever comes of filling up.
 template <class Q>
 static void second_blocks(const uint8_t* w, const Seconds& s, const uint8_t* act, int b0, int nb, float* fo, uint32_t spare) {
-  enum { C = BLOCK_C };
+  enum { C = BLOCK_C < 6 ? int(BLOCK_C) : 6 };  // as many as registers hold
   for (int b = b0; b < b0 + nb; b++, w += slice_record<Q::HALVES>())
     each_second<C>(s, act, b, spare,
         [&](const Gathered<C>& g, const uint32_t* columns) __attribute__((always_inline)) {
@@ -121,6 +49,7 @@ static void second_blocks(const uint8_t* w, const Seconds& s, const uint8_t* act
 
 struct Gemm {
   size_t tile;                                                   // bytes
+  bool halves;                                                   // sub-blocks of 16
   int unit_k, unit;                                              // k and bytes of a unit of the packed tile
   void (*unpack)(const uint8_t* w, int blocks, uint8_t* dst);    // one of the two tiles: dst, dst + VB
   void (*block)(const uint8_t* w, const uint8_t* a, int blocks, float* f, bool first);
@@ -142,9 +71,10 @@ static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool 
   const size_t act_tile = col_tile_bytes(K, BLOCK_C);
   const bool any = seconds.start[K / 32] > 0;
   if (any) memset(sums.second, 0, size_t(M + 1) * 2 * VB);
-  for (int k0 = 0; k0 < K; k0 += SLICE) {
-    const int kn = K - k0 < SLICE ? K - k0 : int(SLICE), blocks = kn / 32;
-    const size_t at = size_t(k0 / g.unit_k) * size_t(g.unit), bytes = size_t(SLICE / g.unit_k) * size_t(g.unit);
+  for (int k0 = 0, kn; k0 < K; k0 += kn) {
+    kn = slice_of(K, k0);
+    const int blocks = kn / 32;
+    const size_t at = size_t(k0 / g.unit_k) * size_t(g.unit), bytes = size_t((kn + g.unit_k - 1) / g.unit_k) * size_t(g.unit);
     g.unpack(w0 + at, blocks, slice);
     g.unpack(w1 + at, blocks, slice + VB);
     const size_t part = (bytes / size_t(nt) + 63) & ~size_t(63);
@@ -165,6 +95,7 @@ static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool 
 
 static void many_columns(const Gemm& g, const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo,
                          uint8_t* scratch, const Seconds& seconds) {
+  const Multiplier on(g.halves);
   float* first = (float*)(scratch + SLICE_BYTES);
   const Sums sums = {first, first + size_t(M + BLOCK_C) * 2 * R};
   for (int t = 0; t < tiles; t += 2, w += 2 * g.tile) {

@@ -45,7 +45,7 @@ struct Run {
       return;
     }
     typedef KindOf<T> Q;
-    const Gemm g = {tile, int(Unit<T>::BLOCKS) * 32, T::UNIT, unpack_slice<T>, block<Q>, second_blocks<Q>};
+    const Gemm g = {tile, Unit<T>::HALVES != 0, int(Unit<T>::BLOCKS) * 32, T::UNIT, unpack_slice<T>, block<Q>, second_blocks<Q>};
     many_columns(g, w, tiles, act, K, M, out, ldo, scratch + seconds_bytes(K, M), seconds);
   }
   static constexpr Linear row() {

@@ -162,8 +162,8 @@ void Program::attend(const Instr& in, const Job& job, const Item& item, float* o
 void Program::merge(const Instr& in, const Merge& m, float* out, int64_t ld_out, Lane& lane) {
   const int hd = in.head_dim, group = in.n_heads / in.n_kv, n = m.q1 - m.q0;
   for (int q = m.q0; q < m.q1; q++)
-    isa_->ops->merge_parts(parts_ + (m.part + q - m.q0) * part_floats(hd), n * part_floats(hd), m.n_splits, hd, vectors(lane),
-                           out + q / group * ld_out + (m.kv_head * group + q % group) * hd);
+    isa_->ops->merge_parts(kv_->layers[in.layer].shape, parts_ + (m.part + q - m.q0) * part_floats(hd), n * part_floats(hd), m.n_splits,
+                           vectors(lane), out + q / group * ld_out + (m.kv_head * group + q % group) * hd);
 }
 
 void Program::linear(const Instr& in, const Job& job, int thread) {

@@ -56,9 +56,11 @@ class Relay {
     int calm = 0;  // the thread's own: its patience doubles so often
   };
   struct Part;
+  bool is_free(const Part& part, int chunk) const;
   bool claim(const Part& part, int chunk);
   bool do_chunk(const Part& part, int chunk);
   void take_part(const Part& part);
+  bool take_run(const Part& part, int from, int to);
   void finish(const Part& part);
   void help(const Part& part, int from);
   void advance(const Part& part);

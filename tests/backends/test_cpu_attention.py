@@ -13,10 +13,11 @@ from edgerun.backends.base import Attention, KVLayer
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cpu_abi import isa_names
 from edgerun.backends.reference import ReferenceBackend
+from edgerun.errors import BackendError
 
 F32 = npt.NDArray[np.float32]
 ISAS = isa_names()
-KV = ("f16", "f32", "q8_0")
+KV = ("f16", "f32", "q8_0", "q4r")
 SPECS = {
     "mha": Attention(3, 3, 64, 64**-0.5),
     "group 3, head 48": Attention(9, 3, 48, 48**-0.5),
@@ -25,6 +26,7 @@ SPECS = {
     "group 8, head 80": Attention(8, 1, 80, 80**-0.5),
     "group 5, head 96": Attention(10, 2, 96, 96**-0.5, softcap=50.0),
     "group 7, head 20": Attention(7, 1, 20, 0.2),
+    "group 3, head 33": Attention(3, 1, 33, 0.2),
     "group 71, head 16": Attention(71, 1, 16, 0.25),
 }
 by_spec = pytest.mark.parametrize("name", SPECS)
@@ -120,6 +122,51 @@ def test_q8_0_takes_a_bit_more_than_a_byte_a_value(head_dim: int, codes: int, bl
     kv = backend.new_kv([layer], 2, "q8_0")
     assert kv.page_bytes == 32 * 2 * 3 * (codes + 2 * blocks) == 32 * layer.token_bytes("q8_0")
     backend.close()
+
+
+@pytest.mark.parametrize(("head_dim", "scales"), [(64, 2), (80, 3), (48, 2), (256, 8)])
+def test_q4r_takes_a_bit_more_than_half_a_byte_a_value(head_dim: int, scales: int) -> None:
+    backend = CPUBackend(threads=1)
+    layer = KVLayer(3, head_dim)
+    kv = backend.new_kv([layer], 2, "q4r")
+    assert kv.page_bytes == 32 * 2 * 3 * (head_dim // 2 + 2 * scales)
+    assert kv.page_bytes == 32 * layer.token_bytes("q4r")
+    with pytest.raises(BackendError, match="up to 1024 dimensions, not 1032: use q8_0"):
+        backend.new_kv([KVLayer(1, 1032)], 2, "q4r")
+    backend.close()
+
+
+@by_isa
+@pytest.mark.parametrize(
+    "name", ["mha", "group 8, head 80", "group 3, head 48", "group 7, head 20"]
+)
+def test_q4r_codes_are_those_of_the_reference(open_rig: Open, name: str, isa: str) -> None:
+    """Every code and scale of a page, on every set: floats are compared in the same order."""
+    spec = SPECS[name]
+    rig, judge = open_rig(name, "q4r", isa), Rig(ReferenceBackend(), spec, "q4r")
+    pages: list[int] = []
+    for r in (rig, judge):
+        r.step([(pages, ids_of(32), 0, 0)])
+    raw = np.frombuffer(rig.kv.export_page(pages[0]), np.uint8)
+    dim, blocks = spec.head_dim, -(-spec.head_dim // 32)
+    k_codes, v_codes = -(-dim // 8) * 4, -(-dim // 16) * 8  # bytes a token
+    at = 0
+    for store, size in ((judge.kv.keys[0], k_codes), (judge.kv.values[0], v_codes)):  # type: ignore[attr-defined]
+        codes, scales = (a[pages[0]] for a in store.arrays)
+        codes = np.concatenate([codes & 15, codes >> 4], axis=-1).reshape(32, spec.n_kv_heads, -1)
+        for head in range(spec.n_kv_heads):
+            part, at = raw[at : at + 32 * size], at + 32 * size
+            if store in judge.kv.keys:  # type: ignore[attr-defined]
+                quads = part.reshape(-1, 32, 4).swapaxes(0, 1)  # tokens first
+                found = np.stack([quads & 15, quads >> 4], axis=2)
+            else:  # byte b of 8: dword b // 4, nibbles 2 * (b % 4) and the next
+                dwords = part.reshape(32, -1, 2, 4)
+                found = np.stack([dwords & 15, dwords >> 4], axis=4)  # group, dword, byte, nibble
+                found = found.transpose(0, 1, 3, 4, 2)
+            np.testing.assert_array_equal(found.reshape(32, -1)[:, :dim], codes[:, head, :dim])
+            part, at = raw[at : at + 64 * blocks], at + 64 * blocks
+            found = part.view(np.float16).reshape(blocks, 32).T
+            np.testing.assert_array_equal(found, scales[:, head, :, 0])
 
 
 @by_kv

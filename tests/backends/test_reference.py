@@ -9,7 +9,7 @@ from helpers.runner import Runner
 
 from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, Memory, RawTensor, Rope
 from edgerun.backends.reference import ReferenceBackend, _NumpyOps
-from edgerun.backends.reference_kv import ReferenceKV
+from edgerun.backends.reference_kv import ReferenceKV, rotated
 from edgerun.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedModelError
 from edgerun.gguf import GGMLType
 
@@ -25,7 +25,7 @@ def test_n_vocab_is_known_before_the_first_run(runner: Runner) -> None:
     assert runner.program.n_vocab == 300
 
 
-@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0"])
+@pytest.mark.parametrize("kv_type", ["f32", "f16", "q8_0", "q4r"])
 def test_pages_move_by_copy_and_by_export(kv_type: str) -> None:
     runner = Runner(
         FIXTURES / "arch" / "llama.gguf", ReferenceBackend(), n_ctx=128, kv_type=kv_type
@@ -50,6 +50,45 @@ def test_page_bytes() -> None:
     assert kv.page_bytes == PAGE_SIZE * 2 * (16 + 16) * 2
     with pytest.raises(BackendError, match="not 3"):
         kv.import_page(0, b"abc")
+
+
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 48, 20, 33])
+def test_q4r_turns_heads_and_back(head_dim: int) -> None:
+    """By a Hadamard matrix over the largest power of two in the head: orthogonal, its own
+    inverse, and what towers is spread."""
+    block = head_dim & -head_dim
+    h = np.ones((1, 1))
+    while len(h) < block:
+        h = np.block([[h, h], [h, -h]])
+    x = np.random.default_rng(1).standard_normal((5, 2, head_dim)).astype(np.float32)
+    want = (x.reshape(5, 2, -1, block) @ h / np.sqrt(block)).reshape(x.shape)
+    np.testing.assert_allclose(rotated(x), want, atol=1e-5)
+    np.testing.assert_allclose(rotated(rotated(x)), x, atol=1e-5)
+    one = np.eye(head_dim, dtype=np.float32)
+    np.testing.assert_allclose(np.abs(rotated(one)).max(axis=-1), block**-0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_q4r_rounds_by_a_thirteenth(head_dim: int) -> None:
+    """Root mean square, also of heads in which one dimension towers over the others; a head that
+    is not finite reads as NaN, and spoils no other."""
+    rng = np.random.default_rng(2)
+    x = rng.standard_normal((32, 4, head_dim)).astype(np.float32)
+    x *= np.float32(10) ** rng.integers(-4, 4, (32, 4, 1))
+    x[:16, :, 5] *= 20
+    kv = ReferenceBackend().new_kv([KVLayer(4, head_dim)], 1, "q4r")
+    pages, where = np.array([0], np.int32), (np.zeros(32, np.int64), np.arange(32))
+    kv.keys[0].write(where, x)
+    error = np.square(kv.keys[0].read(pages)[0] - x).sum(-1) / np.square(x).sum(-1)
+    assert np.sqrt(error.mean()) < 1 / 13
+    x[3, 1, 0], x[4, 2, 1], x[5, 0] = np.inf, np.nan, 0
+    kv.keys[0].write(where, x)
+    found = kv.keys[0].read(pages)[0]
+    assert np.isnan(found[3, 1]).all()
+    assert np.isnan(found[4, 2]).all()
+    assert (found[5, 0] == 0).all()
+    found[3, 1], found[4, 2] = 0, 0
+    assert np.isfinite(found).all()
 
 
 @pytest.mark.parametrize("token", [-1, 300, 2**31 - 1])

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgerun.engine.budget import StepCost
+from edgerun.engine.budget import Pace, StepCost
 
 
 def learn(fixed: float, each: float, widths: list[int], noise: float = 0.0) -> StepCost:
@@ -74,10 +74,26 @@ def test_old_widths_are_forgotten() -> None:
     assert cost.seconds(512) < 0.2  # type: ignore[operator]
 
 
-def test_dear_steps_leave_room_for_half_as_much_again() -> None:
-    assert learn(0.3, 0.04, [1, 2, 4, 8]).within(0.1) == 3
-    assert learn(0.09, 0.04, [1, 2, 4, 8]).within(0.1) == 1
-    assert learn(0.05, 0.01, [1, 2, 4, 8]).within(0.1) == 5
+def test_what_no_tokens_can_keep_to_is_none_of_them() -> None:
+    assert learn(0.3, 0.04, [1, 2, 4, 8]).within(0.1) == 0
+
+
+def test_the_pace_is_that_of_the_last_prompts() -> None:
+    pace = Pace()
+    assert pace.within(0.1) is None
+    pace.add(8, 0.008)
+    assert pace.within(0.1) == 16  # twice as many as lately: it promises no more
+    pace.add(50, 0.05)
+    pace.add(50, 0.1)
+    assert pace.within(0.1) == 50
+    pace.add(50, 1.0)  # held up by something else
+    assert pace.within(0.1) == 5
+    pace.add(5, 0.01)
+    pace.add(10, 0.02)
+    assert pace.within(0.1) == 20
+    pace.add(1, -0.001)  # less than the other rows alone were thought to take
+    pace.add(2, 0.0)
+    assert pace.within(0.1) == 4
 
 
 @given(st.lists(st.tuples(st.integers(1, 600), st.floats(1e-9, 100.0)), min_size=1, max_size=40))

@@ -53,6 +53,24 @@ def test_q8_0_keys_and_values(model: str) -> None:
     backend.close()
 
 
+@pytest.mark.parametrize(("model", "at_most"), [("smollm2", 0.08), ("gemma3", 0.2)])
+def test_q4r_keys_and_values(model: str, at_most: float) -> None:
+    """Four bits show in models as small as these, which is why they are not given it unless it is
+    forced. Unrotated, their distributions would move about twice as far."""
+    golden = g.load(model)
+    backend = CPUBackend()
+    f16, q4 = (
+        Runner(golden.model, backend, n_ctx=golden.context, kv_type=k) for k in ("f16", "q4r")
+    )
+    divergences = []
+    for p in golden.prompts:
+        a, b = (g.log_softmax(r.logits(p.ids + p.greedy_ids)) for r in (f16, q4))
+        divergences.append((np.exp(a) * (a - b)).sum(axis=-1))
+    mean = np.concatenate(divergences).mean()
+    assert 0.005 < mean < at_most
+    backend.close()
+
+
 @pytest.mark.timeout(900)
 def test_perplexity(case: tuple[g.Golden, Runner]) -> None:
     golden, runner = case

@@ -17,6 +17,7 @@ from edgerun.backends.base import (
     RawTensor,
     Tensor,
 )
+from edgerun.backends.reference_kv import rotated
 from edgerun.gguf import GGMLType
 
 F32 = npt.NDArray[np.float32]
@@ -27,7 +28,8 @@ class Rig:
     """One attention layer; logits are its output. Pages are handed out in a scattered order.
 
     Some keys are ``loud`` times as long as the others: they move the running maximum. Queries are
-    whole numbers times a constant, 127 the largest of each 32, so that int8 holds them exactly.
+    whole numbers times a constant, 127 the largest of each 32, so that int8 holds them exactly;
+    for a type that rotates them, they are so after that.
     """
 
     def __init__(
@@ -49,6 +51,9 @@ class Rig:
         whole = np.clip(np.rint(tables[0] * 32), -127, 127)
         whole.reshape(N_VOCAB, spec.n_heads, spec.head_dim)[..., ::32] = 127
         tables[0] = (whole / 64).astype(np.float32)
+        if kv_type == "q4r":
+            heads = tables[0].reshape(N_VOCAB, spec.n_heads, spec.head_dim)
+            tables[0] = rotated(heads).reshape(N_VOCAB, -1)
         self._q, self._k, self._v = (
             backend.upload(_tensor(f"table{i}", t), "embedding") for i, t in enumerate(tables)
         )

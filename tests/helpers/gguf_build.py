@@ -215,13 +215,15 @@ def scripted_model(
     *,
     n_ctx: int = 512,
     extra: Mapping[str, Any] | None = None,
+    spoil: Mapping[str, float] | None = None,
 ) -> Path:
     """A llama model in which every token has one certain successor, whatever came before.
 
     ``next_token`` is a list of distinct pieces, said in that order and then ``</s>``; or a mapping
     piece (or id) -> piece (or id). The prompt's last token starts it: a list starts after any
     token that is not in it. Everything without a successor is followed by ``</s>``. ``vocab`` adds
-    pieces; ``extra`` adds or replaces metadata (a chat template, say).
+    pieces; ``extra`` adds or replaces metadata (a chat template, say); ``spoil`` fills tensors, by
+    name, with one number.
 
     Embeddings are one-hot, attention and feed-forward write nothing, and the output row of the
     successor is 4 where its predecessor is hot: the winning logit is 4 sqrt(n_vocab), the others 0.
@@ -270,6 +272,8 @@ def scripted_model(
         "output_norm.weight": ones,
         "output.weight": output,
     }
+    for name, number in (spoil or {}).items():
+        weights[name] = np.full_like(weights[name], number)
     meta = _llama_metadata("llama", n, 1, n_head, 1, n_ff, n_ctx) | meta | dict(extra or {})
     return write(path, meta, [tensor(k, v) for k, v in weights.items()])
 

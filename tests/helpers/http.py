@@ -14,10 +14,11 @@ import asyncio
 import concurrent.futures
 import json
 import threading
+import time
 from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import httpx
 
@@ -26,7 +27,8 @@ from edgerun.llm import LLM
 from edgerun.server.app import create_app
 from edgerun.server.options import ServerOptions
 from edgerun.server.registry import Registry
-from edgerun.server.run import Server, listen, url_of
+from edgerun.server.run import Server
+from edgerun.server.sockets import listen, url_of
 from edgerun.server.sources import Sources
 
 if TYPE_CHECKING:
@@ -48,12 +50,13 @@ class Endpoint:
         *,
         llm: Mapping[str, Any] | None = None,
         drain: float = 5.0,
+        http: Literal["auto", "h11", "httptools"] = "auto",
         **options: Any,
     ) -> None:
         chosen = {"backend": "cpu", "threads": 1, "max_batch": options.get("places", 16)}
         chosen |= dict(llm or {})
         resolved = [Resolved(path, name) for name, path in models.items()]
-        self._options, self._drain = ServerOptions(**options), drain
+        self._options, self._drain, self._http = ServerOptions(**options), drain, http
         self._load = lambda path: LLM(path, **chosen)
         self._sources = Sources(models=resolved)
         self._key = next(iter(self._options.api_keys), None)
@@ -75,7 +78,11 @@ class Endpoint:
         sock = listen("127.0.0.1", 0)
         self.url = url_of(sock)
         self.server = Server(
-            self.app, sock, drain=self._drain, started_up=lambda: self._up.set_result(None)
+            self.app,
+            sock,
+            drain=self._drain,
+            started_up=lambda: self._up.set_result(None),
+            http=self._http,
         )
         await self.server.run_async()
 
@@ -101,8 +108,8 @@ class Endpoint:
         """OpenAI's own client; it retries nothing, so that tests see every error."""
         import openai
 
-        given = {"base_url": f"{self.url}/v1", "api_key": self._key or "none", "max_retries": 0}
-        return openai.OpenAI(**given | more)
+        more = {"base_url": f"{self.url}/v1", "api_key": self._key or "none"} | more
+        return openai.OpenAI(**{"max_retries": 0, **more})
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the server's loop."""
@@ -116,6 +123,18 @@ class Endpoint:
                 return lease.llm
 
         return self.run(acquired())
+
+    def settled(self, name: str | None = None, seconds: float = 5.0) -> None:
+        """Wait until the model has nothing left to do, no page is held and nobody is owed an
+        answer."""
+        llm, ends = self.llm(name), time.monotonic() + seconds
+        while True:
+            m, owed = llm.metrics(), self.app.state.queue.owed
+            busy = {"running": m.running, "waiting": m.waiting, "pages": m.pages_used, "owed": owed}
+            if not any(busy.values()):
+                return
+            assert time.monotonic() < ends, f"still busy: {busy}"
+            time.sleep(0.005)
 
     def post(self, path: str, body: Any, **more: Any) -> Any:
         """The parsed JSON of a 200."""

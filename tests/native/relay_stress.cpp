@@ -7,6 +7,8 @@
 //   c++ -std=c++17 -O1 -g -fsanitize=thread -pthread -I kernels_cpu/src -o relay_stress tests/native/relay_stress.cpp
 //       kernels_cpu/src/{relay,pool,os}.cpp
 //
+// Also the order in which a thread takes chunks while its neighbours are away.
+//
 // Run: ./relay_stress THREADS STEPS. Prints "ok" and how many chunks were computed in vain.
 #include <cstdio>
 #include <cstdlib>
@@ -109,7 +111,45 @@ static int run_steps(Pool& pool, int steps) {
   return 0;
 }
 
+// A thread whose neighbours are all away takes every chunk once: its own share in order, then of each other share, in order
+// too, first the part that is its own of several thieves.
+static bool alone_in_order(int shares, int share, int chunks) {
+  static int order[MOST], taken;
+  Relay relay;
+  if (!relay.open(shares, shares) || !relay.reserve(MOST)) return false;
+  const int32_t sizes[] = {chunks}, waits[] = {20 * 1000};
+  Step step;
+  step.n_phases = 1;
+  step.chunks = sizes;
+  step.patience = waits;
+  step.compute = [](const Step&, int, uint64_t, int chunk, int) { order[taken++ % MOST] = chunk; };
+  step.commit = [](const Step&, int, int, int) {};
+  taken = 0;
+  relay.publish(&step);
+  relay.enter(share);
+  relay.work(step, share, share);
+  relay.leave(share);
+  relay.close();
+  bool ok = taken == chunks;
+  int at = 0;
+  for (int i = 0; ok && i < shares; i++) {
+    const int owner = (share + i) % shares, begin = chunks * owner / shares, end = chunks * (owner + 1) / shares;
+    const int from = begin + (i ? (end - begin) * (i - 1) / (shares - 1) : 0);
+    for (int c = from; c < end; c++) ok &= order[at++] == c;
+    uint64_t rest = 0;
+    for (int c = begin; c < from; c++) rest |= uint64_t(1) << order[at++];
+    ok &= rest == (uint64_t(1) << from) - (uint64_t(1) << begin);
+  }
+  return ok;
+}
+
 int main(int argc, char** argv) {
+  for (int shares = 1; shares <= 5; shares++)
+    for (int i = 0; i < shares * MOST; i++)
+      if (!alone_in_order(shares, i % shares, 1 + i / shares)) {
+        std::printf("%d chunks in %d shares: wrong order from share %d\n", 1 + i / shares, shares, i % shares);
+        return 1;
+      }
   Pool* pool = Pool::create(argc > 1 ? std::atoi(argv[1]) : 3);
   if (!pool) { std::printf("no threads\n"); return 1; }
   const int failed = run_steps(*pool, argc > 2 ? std::atoi(argv[2]) : 200);

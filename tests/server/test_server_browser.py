@@ -17,7 +17,12 @@ EVIL = "<img src=x onerror=document.title='bad'>"
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gb.random_model(tmp_path_factory.mktemp("m") / "tiny.gguf", seed=3, n_ctx=4096)
+    """Tells a story without an end."""
+    words = ["Once ", "upon ", "a ", "time, "]
+    after = dict(zip(words, [*words[1:], words[0]], strict=True))
+    start = dict.fromkeys(range(3, 500), words[0])
+    folder = tmp_path_factory.mktemp("m")
+    return gb.scripted_model(folder / "tiny.gguf", {**start, **after}, n_ctx=100_000)
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.answers import TOOLS, Answer, cuts, read
+from helpers.reading import TOOLS, Answer, cuts, read
 
 from edgerun.text.answer.formats import FORMATS
 from edgerun.text.answer.reader import AnswerReader, AnswerShape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.answers import TOOLS, Answer, read
+from helpers.reading import TOOLS, Answer, read
 from helpers.paths import SHARED
 from helpers.templates import template
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from helpers.answers import read, tool
+from helpers.reading import read, tool
 from llguidance import LLMatcher, LLTokenizer
 
 from edgerun.text.answer.formats import FORMATS, HARMONY

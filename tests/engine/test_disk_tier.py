@@ -1,42 +1,24 @@
-"""Pages on disk: files, the thread that moves them, and the engine with both."""
+"""The thread that moves KV pages to disk and back, and the engine with it."""
 
 from __future__ import annotations
 
 import errno
 import logging
 import os
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import fake_program as fp
+from helpers.disk_rig import BYTES, FILE, LONG, SIZE, Rig, check_files, files, run, same, wait_until
 
 from edgerun.core import FinishReason
-from edgerun.engine import Engine, Limits, disk_files
-from edgerun.engine.disk import DiskTier
+from edgerun.engine import Limits, disk_files
 from edgerun.engine.disk_files import PageFolder
-from edgerun.engine.prefix import digest
-
-SIZE = 4  # tokens of a page
-BYTES = SIZE * 8
-FILE = 8 + 3 * 16 + 3 * 4 + 4 * SIZE + BYTES
-KEY = bytes(range(16))
-ONE, TWO = (1, 2, 3, 4), (5, 6, 7, 8)
-D1 = digest(b"", ONE)
-D2 = digest(D1, TWO)
-DATA = bytes(range(BYTES))
-
-
-def folder(root: Path, limit: int = 1 << 20, key: bytes = KEY) -> PageFolder:
-    return PageFolder(root, key, SIZE, BYTES, limit)
-
-
-def files(root: Path) -> list[Path]:
-    return sorted(root.glob("*/*.kv"), key=lambda p: p.stat().st_mtime_ns)
+from edgerun.engine.metrics import DiskCount
 
 
 @pytest.fixture(autouse=True)
@@ -45,212 +27,11 @@ def tireless(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(disk_files, "_RENEW", 1e-6)
 
 
-# -- files ---------------------------------------------------------------------------------------
-
-
-def test_what_was_written_is_read_by_another(tmp_path: Path) -> None:
-    mine = folder(tmp_path)
-    assert mine.read(b"", D1, ONE) is None
-    assert D1 not in mine
-    assert mine.write(b"", D1, ONE, DATA, 10**18)
-    assert mine.write(D1, D2, TWO, DATA[::-1], 10**18)
-    other = folder(tmp_path)
-    assert D1 in other
-    assert other.read(b"", D1, ONE) == DATA
-    assert other.read(D1, D2, TWO) == DATA[::-1]
-    assert [p.stat().st_size for p in files(tmp_path)] == [FILE, FILE]
-
-
-@pytest.mark.skipif(os.name != "posix", reason="permission bits")
-def test_only_the_owner_reads_them(tmp_path: Path) -> None:
-    root = tmp_path / "a" / "kv"
-    root.mkdir(parents=True, mode=0o755)
-    folder(root).write(b"", D1, ONE, DATA, 0)
-    modes = [stat.S_IMODE(p.stat().st_mode) for p in (root, *root.glob("*"), *root.glob("*/*"))]
-    assert modes == [0o700, 0o700, 0o600]
-
-
-@pytest.mark.parametrize("at", [0, 8, 24, 40, 56, 60, 64, 70, 68 + 4 * SIZE, FILE - 1])
-def test_a_flipped_bit_anywhere_is_a_miss_and_removes_the_file(tmp_path: Path, at: int) -> None:
-    mine = folder(tmp_path)
-    mine.write(b"", D1, ONE, DATA, 0)
-    path = files(tmp_path)[0]
-    raw = bytearray(path.read_bytes())
-    raw[at] ^= 4
-    path.write_bytes(raw)
-    assert mine.read(b"", D1, ONE) is None
-    assert not path.exists()
-    assert mine.write(b"", D1, ONE, DATA, 0)
-    assert mine.read(b"", D1, ONE) == DATA
-
-
-@pytest.mark.parametrize("length", [0, 1, 30, 67, 68 + 4 * SIZE, FILE - 1, FILE + 1])
-def test_a_torn_or_longer_file_is_a_miss(tmp_path: Path, length: int) -> None:
-    mine = folder(tmp_path)
-    mine.write(b"", D1, ONE, DATA, 0)
-    path = files(tmp_path)[0]
-    path.write_bytes((path.read_bytes() + b"x")[:length])
-    assert mine.read(b"", D1, ONE) is None
-    assert not path.exists()
-
-
-def test_other_tokens_or_another_start_under_the_same_digest_are_a_miss(tmp_path: Path) -> None:
-    mine = folder(tmp_path)
-    for parent, tokens in ((b"", TWO), (D2, ONE)):
-        mine.write(b"", D1, ONE, DATA, 0)
-        assert mine.read(parent, D1, tokens) is None
-
-
-def test_another_key_finds_nothing(tmp_path: Path) -> None:
-    folder(tmp_path).write(b"", D1, ONE, DATA, 0)
-    assert folder(tmp_path, key=bytes(16)).read(b"", D1, ONE) is None
-    # Not even if the file is moved there.
-    moved = tmp_path / bytes(16).hex() / (D1.hex() + ".kv")
-    files(tmp_path)[0].rename(moved)
-    assert folder(tmp_path, key=bytes(16)).read(b"", D1, ONE) is None
-
-
-def test_the_least_recently_used_go_whoever_wrote_them(tmp_path: Path) -> None:
-    ids = [(i, i, i, i) for i in range(40)]
-    names = [digest(b"", t) for t in ids]
-    other = folder(tmp_path, key=bytes(16))
-    for i in range(10):
-        other.write(b"", names[i], ids[i], DATA, 1000 + i)
-    mine = folder(tmp_path, limit=20 * FILE)
-    for i in range(10, 20):
-        assert mine.write(b"", names[i], ids[i], DATA, 1000 + i)
-    assert len(files(tmp_path)) == 20
-    other.touch(names[0], 5000)
-    assert mine.write(b"", names[20], ids[20], DATA, 6000)
-    assert len(files(tmp_path)) <= 20
-    assert names[0] in other
-    assert names[1] not in other
-    assert names[10] in mine
-    assert not mine.write(b"", names[21], ids[21], DATA, 1)  # older than all that is there
-    for i in range(22, 40):
-        assert mine.write(b"", names[i], ids[i], DATA, 6000 + i)
-        assert sum(p.stat().st_size for p in files(tmp_path)) <= 20 * FILE
-    folder(tmp_path, limit=3 * FILE)
-    assert len(files(tmp_path)) == 2  # room for the next one is made, too
-    assert not folder(tmp_path, limit=FILE - 1).write(b"", D1, ONE, DATA, 10**18)
-
-
-def test_the_bound_holds_while_another_writes(tmp_path: Path) -> None:
-    two = [folder(tmp_path, limit=100 * FILE) for _ in range(2)]
-    for i in range(600):
-        ids = (i, 0, 0, 0)
-        two[i % 2].write(b"", digest(b"", ids), ids, DATA, 1000 + i)
-    assert 60 <= len(files(tmp_path)) <= 100 + 64
-
-
-def test_a_disk_is_not_worn_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(disk_files, "_RENEW", 3600.0)
-    mine = folder(tmp_path, limit=10 * FILE)
-
-    def write(n: int, first: int) -> int:
-        ids = [(i, 0, 0, 0) for i in range(first, first + n)]
-        stamp = time.time_ns()
-        return sum(mine.write(b"", digest(b"", i), i, DATA, stamp + i[0]) for i in ids)
-
-    assert write(40, 0) == 10
-    now = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: now + 1800.0)
-    assert write(40, 100) == 5
-    monkeypatch.setattr(time, "monotonic", lambda: now + 1e6)
-    assert write(40, 200) == 10
-
-
-def test_leavings_of_a_crash_go_and_what_is_not_ours_stays(tmp_path: Path) -> None:
-    mine = folder(tmp_path)
-    sub = tmp_path / KEY.hex()
-    old, new, note = sub / f"{D1.hex()}.77.part", sub / f"{D2.hex()}.78.part", sub / "note.kv"
-    for p in (old, new, note, tmp_path / "note"):
-        p.write_bytes(b"x" * 5000)
-    os.utime(old, (1, 1))
-    os.utime(note, (1, 1))
-    folder(tmp_path, limit=FILE)
-    assert not old.exists()
-    assert new.exists()
-    assert note.exists()
-    assert mine.write(b"", D1, ONE, DATA, 0)
-
-
-def test_dropping_takes_what_was_computed_behind(tmp_path: Path) -> None:
-    mine = folder(tmp_path)
-    mine.write(b"", D1, ONE, DATA, 0)
-    mine.write(D1, D2, TWO, DATA, 0)
-    mine.write(D2, digest(D2, ONE), ONE, DATA, 0)
-    mine.write(b"", digest(b"", TWO), TWO, DATA, 0)
-    mine.drop_behind({D1})
-    assert [p.stem for p in files(tmp_path)] == [digest(b"", TWO).hex()]
-
-
-# -- the engine with it --------------------------------------------------------------------------
-
-
-class Rig:
-    """Engines on fake programs of their own, one folder."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.open: list[Engine] = []
-
-    def __call__(
-        self,
-        n_pages: int = 64,
-        limit: int = 1 << 20,
-        key: bytes = KEY,
-        program: fp.FakeProgram | None = None,
-        open_folder: Callable[[], PageFolder] | None = None,
-        limits: Limits | None = None,
-        min_pages: int = 2,
-    ) -> Engine:
-        program = program or fp.FakeProgram(n_pages, SIZE)
-        memory = program._memory
-
-        def restore(page: int, data: bytes) -> None:
-            assert program.may_write(page)
-            memory[page] = np.frombuffer(data, np.int64)
-
-        e = fp.engine(n_pages, SIZE, limits, program)
-        e.disk = DiskTier(
-            open_folder or (lambda: folder(self.root, limit, key)),
-            lambda page: memory[page].tobytes(),
-            restore,
-            BYTES,
-            min_pages,
-        )
-        self.open.append(e)
-        return e
-
-    def close(self) -> None:
-        for e in self.open:
-            assert e.disk is not None
-            e.disk.close()
-
-
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     r = Rig(tmp_path / "kv")
     yield r
     r.close()
-
-
-def run(e: Engine, ids: list[int], n: int = 6) -> fp.ListSink:
-    s = fp.sequence(ids, n)
-    e.add(s)
-    fp.drain(e, most=20_000)
-    return fp.sink_of(s)
-
-
-def same(sink: fp.ListSink, ids: list[int], n: int = 6) -> int:
-    """It said what it should; returns the cached tokens."""
-    assert (sink.ids, sink.reason) == fp.greedy(ids, n)
-    assert sink.usage is not None
-    return sink.usage.cached_tokens
-
-
-LONG = [1 + (7 * i * i) % 60 for i in range(84)]  # 21 pages, the last of which is computed
 
 
 def test_a_restart_computes_only_the_last_page(rig: Rig) -> None:
@@ -267,6 +48,28 @@ def test_a_restart_computes_only_the_last_page(rig: Rig) -> None:
     assert e.metrics().cached_tokens == 80 + 83 + 48
 
 
+def test_what_went_to_disk_and_came_back_is_counted(rig: Rig) -> None:
+    assert fp.engine().metrics().disk is None
+    first = rig()
+    run(first, LONG)
+    first.disk.close()
+    n = first.disk.n_written
+    assert n >= 20
+    assert first.metrics().disk == DiskCount(pages_written=n, bytes_written=n * BYTES)
+    broken = files(rig.root)[0]  # the last page of the text: the longest unused
+    broken.write_bytes(broken.read_bytes()[:-1])
+    e = rig()
+    run(e, LONG)
+    run(e, LONG)  # from memory this time
+    disk = e.metrics().disk
+    assert disk is not None
+    assert disk.pages_read == e.disk.n_restored
+    assert disk.pages_read in (19, 20)
+    assert (disk.bytes_read, disk.hit_tokens) == (disk.pages_read * BYTES, disk.pages_read * SIZE)
+    assert disk.errors == (disk.pages_read == 19)
+    assert e.metrics().to_dict()["disk"]["hit_tokens"] == disk.hit_tokens
+
+
 def test_a_text_that_went_from_memory_comes_back(rig: Rig) -> None:
     e = rig(n_pages=26)
     run(e, LONG)
@@ -274,14 +77,6 @@ def test_a_text_that_went_from_memory_comes_back(rig: Rig) -> None:
     other = LONG[::-1]
     same(run(e, other), other)
     assert same(run(e, LONG), LONG) == 80
-
-
-def check_files(root: Path) -> None:
-    """A page of the fake program holds its own tokens."""
-    for path in files(root):
-        raw = path.read_bytes()
-        ids = np.frombuffer(raw, "<i4", SIZE, FILE - BYTES - 4 * SIZE)
-        assert np.frombuffer(raw, np.int64, SIZE, FILE - BYTES).tolist() == ids.tolist()
 
 
 def test_a_page_given_away_while_it_is_copied_is_not_written(rig: Rig) -> None:
@@ -305,13 +100,6 @@ def test_a_page_given_away_while_it_is_copied_is_not_written(rig: Rig) -> None:
     check_files(rig.root)
     assert same(run(rig(), LONG), LONG) == 0
     assert same(run(rig(), other), other) == 80
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.001)
 
 
 def test_short_texts_are_not_written(rig: Rig) -> None:

@@ -1,0 +1,2 @@
+#define ER_ISA amx
+#include "isa_impl.h"
