@@ -11,8 +11,8 @@ from typing import Any
 import jsonschema
 import pytest
 from helpers import gguf_build as gb
-from helpers.reading import TOOLS, WEATHER, tool
 from helpers.models import smollm2
+from helpers.reading import TOOLS, WEATHER, tool
 
 from edgerun import LLM, Completion, FinishReason, SamplingParams
 from edgerun.chat import ChatOptions, ToolCallDelta

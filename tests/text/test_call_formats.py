@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from helpers.reading import TOOLS, Answer, read
 from helpers.paths import SHARED
+from helpers.reading import TOOLS, Answer, read
 from helpers.templates import template
 
 from edgerun.errors import TemplateError
