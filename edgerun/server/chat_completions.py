@@ -3,44 +3,36 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from edgerun.server.chat_in import ChatBody, parse
 from edgerun.server.chat_out import ChatTranslator, whole
-from edgerun.server.errors import ERRORS
+from edgerun.server.documents import answers
 from edgerun.server.wire import respond
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["OpenAI"])
 
-_OK: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "The answer: whole, or with `stream` as events that end with `[DONE]`.",
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["id", "object", "created", "model", "choices", "usage"],
-                    "properties": {
-                        "object": {"const": "chat.completion"},
-                        "choices": {"type": "array", "minItems": 1, "items": {"type": "object"}},
-                        "usage": {"type": "object"},
-                    },
-                }
-            },
-            "text/event-stream": {"schema": {"type": "string"}},
-        },
-    }
-}
+_ANSWERS = answers(
+    "The answer: whole, or with `stream` as events that end with `[DONE]`.",
+    {
+        "id": {"type": "string"},
+        "object": {"const": "chat.completion"},
+        "created": {"type": "integer"},
+        "model": {"type": "string"},
+        "choices": {"type": "array", "minItems": 1, "items": {"type": "object"}},
+        "usage": {"type": "object"},
+    },
+    streamed=True,
+)
 
 
 @router.post("/chat/completions", include_in_schema=False)
 @router.post(
     "/v1/chat/completions",
-    responses={**ERRORS, **_OK},
+    responses=_ANSWERS,
     response_class=Response,
     summary="Answer a conversation",
 )

@@ -13,7 +13,7 @@ from edgerun.embedding import Embeddings
 from edgerun.engine.embedding import Vectors
 from edgerun.errors import RequestError
 from edgerun.server.bodies import Body
-from edgerun.server.errors import ERRORS
+from edgerun.server.documents import answers
 from edgerun.server.wire import JSON, while_here
 
 __all__ = ["EmbeddingBody", "router", "texts_of", "whole"]
@@ -79,29 +79,19 @@ def _value(vector: Vectors, encoding: str | None) -> str | list[float]:
     return [float(np.format_float_positional(x, unique=True)) for x in vector]
 
 
-_OK: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "One vector of length 1 for each input, in order.",
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "required": ["object", "model", "data", "usage"],
-                    "properties": {
-                        "object": {"const": "list"},
-                        "data": {"type": "array", "items": {"type": "object"}},
-                    },
-                }
-            }
-        },
-    }
-}
+_ANSWERS = answers(
+    "One vector of length 1 for each input, in order.",
+    {
+        "object": {"const": "list"},
+        "model": {"type": "string"},
+        "data": {"type": "array", "items": {"type": "object"}},
+        "usage": {"type": "object"},
+    },
+)
 
 
 @router.post("/embeddings", include_in_schema=False)
-@router.post(
-    "/v1/embeddings", responses={**ERRORS, **_OK}, response_class=Response, summary="Embed texts"
-)
+@router.post("/v1/embeddings", responses=_ANSWERS, response_class=Response, summary="Embed texts")
 async def embeddings(request: Request, body: EmbeddingBody) -> Response:
     """A vector for each text. Pooling is what the model's file says, else the tokens' mean."""
     texts, registry = texts_of(body.input), request.app.state.registry

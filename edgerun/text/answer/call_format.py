@@ -6,6 +6,7 @@ import json
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from edgerun.text.answer.json_text import json_string, json_value
 from edgerun.text.answer.pieces import Out
@@ -65,6 +66,35 @@ def done(s: Source, out: Out) -> None:
     """A call is complete."""
     out.commit()
     s.hold()
+
+
+def call_after_call(
+    s: Source,
+    out: Out,
+    opened: bool,
+    opens: Sequence[str],
+    closers: Sequence[str],
+    call: Callable[[], Steps[None]],
+) -> Steps[None]:
+    """Read what ``call`` reads, and again behind each further one of ``opens``; ``opened`` if the
+    first was read already. ``closers`` may come at the end.
+
+    Raises:
+        Malformed: there was none.
+    """
+    before = out.calls
+    while True:
+        if not opened:
+            yield from s.spaces()
+            if (yield from s.literal(*opens)) is None:
+                break
+        opened = False
+        yield from call()
+        done(s, out)
+    if out.calls == before:
+        raise Malformed
+    if closers:
+        yield from skip_any(s, closers)
 
 
 class JsonCalls(CallFormat):
@@ -229,19 +259,8 @@ class NamedCalls(CallFormat):
 
     def read(self, s: Source, out: Out, tools: Tools, mark: str) -> Steps[None]:
         opened = mark in self._opens or not mark
-        before = out.calls
-        while True:
-            if not opened:
-                yield from s.spaces()
-                if (yield from s.literal(*self._opens)) is None:
-                    break
-            opened = False
-            yield from self._call(s, out, tools)
-            done(s, out)
-        if out.calls == before:
-            raise Malformed
-        if self._closers:
-            yield from skip_any(s, self._closers)
+        call = partial(self._call, s, out, tools)
+        yield from call_after_call(s, out, opened, self._opens, self._closers, call)
 
     def _call(self, s: Source, out: Out, tools: Tools) -> Steps[None]:
         head, _ = yield from s.before(self._seps, MAX_NAME)

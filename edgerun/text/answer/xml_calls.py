@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
-from edgerun.text.answer.call_format import MAX_NAME, CallFormat, done, skip_any
+from edgerun.text.answer.call_format import MAX_NAME, CallFormat, call_after_call
 from edgerun.text.answer.json_text import json_value
 from edgerun.text.answer.pieces import Out
 from edgerun.text.answer.source import Malformed, Marks, Source, Steps
@@ -59,20 +60,8 @@ class XmlCalls(CallFormat):
 
     def read(self, s: Source, out: Out, tools: Tools, mark: str) -> Steps[None]:
         t = self.tags
-        opened = mark == t.call
-        before = out.calls
-        while True:
-            if not opened:
-                yield from s.spaces()
-                if (yield from s.literal(t.call)) is None:
-                    break
-            opened = False
-            yield from self._call(s, out, tools)
-            done(s, out)
-        if out.calls == before:
-            raise Malformed
-        if t.closers:
-            yield from skip_any(s, t.closers)
+        call = partial(self._call, s, out, tools)
+        yield from call_after_call(s, out, mark == t.call, (t.call,), t.closers, call)
 
     def _call(self, s: Source, out: Out, tools: Tools) -> Steps[None]:
         t = self.tags
