@@ -294,6 +294,11 @@ class Program(abc.ABC):
     #: lowest of equals, -1 where some logit is not finite. ``None`` if the backend leaves it out.
     best: I32 | None = None
 
+    def width(self, most: int) -> int:
+        """How many of ``most`` tokens a step had better compute: fewer where it gets dearer by more
+        than the further ones are worth."""
+        return most
+
     @abc.abstractmethod
     def run(self, batch: Batch) -> F32:
         """Run one step; returns logits float32 [n_outputs, n_vocab], valid until the next run."""

@@ -268,7 +268,8 @@ class Engine:
         within = None if limits.gap is None else self._within(limits.gap, generating)
         if within is None:
             within = limits.busy_budget
-        return min(limits.budget, max(within, generating + limits.least_budget))
+        least = generating + limits.least_budget
+        return min(limits.budget, max(self.program.width(within), least))
 
     def _within(self, gap: float, generating: int) -> int | None:
         """Tokens that are expected to take ``gap`` seconds, those of generating rows among them. A

@@ -35,9 +35,13 @@ class Clocked(FakeProgram):
     def __init__(self, patch: pytest.MonkeyPatch, cost: Cost, n_pages: int = 400) -> None:
         super().__init__(n_pages, 4)
         self.cost = cost
+        self.good = 10**9
         self.now = time.perf_counter()
         self.mixed: list[tuple[int, float]] = []
         patch.setattr(engine_module, "time", SimpleNamespace(perf_counter=lambda: self.now))
+
+    def width(self, most: int) -> int:
+        return self.good if self.good < most < 2 * self.good else most
 
     def run(self, batch: Batch) -> F32:
         took = self.cost(batch)
@@ -142,3 +146,22 @@ def test_short_prompts_enter_together(monkeypatch: pytest.MonkeyPatch) -> None:
     e.step()
     assert program.widths == [(5, 20)]
     drain(e)
+
+
+def test_a_step_stops_where_the_next_token_would_cost_a_jump(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """12 tokens take 50 ms, 13 to 24 take 90: within 100 ms, 12 at a time come through sooner."""
+
+    def cliff(batch: Batch) -> float:
+        return 0.01 + 0.04 * -(-batch.n_tokens // 12)
+
+    program = Clocked(monkeypatch, cliff)
+    program.good = 12
+    e = start(program, 0.1)
+    e.add(sequence(list(range(1, 61)) * 5, 1))
+    for _ in range(20):
+        e.step()
+    assert program.mixed
+    assert {n for n, _ in program.mixed[2:]} == {12}
+    assert max(took for _, took in program.mixed[2:]) < 0.06

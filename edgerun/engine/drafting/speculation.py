@@ -85,6 +85,9 @@ class TimedProgram(Program):
         self._program = program
         self._costs = costs
 
+    def width(self, most: int) -> int:
+        return self._program.width(most)
+
     def run(self, batch: Batch) -> F32:
         start = time.perf_counter()
         logits = self._program.run(batch)
