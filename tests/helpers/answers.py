@@ -33,6 +33,20 @@ ADD = {
 #: comes first by its name's bytes. A grammar writes the rest of a call, byte by byte.
 ARGUMENTS = {"a": 1}
 FIM = ["<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"]
+#: A tool as OpenAI's responses and as Anthropic's messages have it; an image as the latter do.
+RESPONSES_ADD = {
+    "type": "function",
+    "name": "add",
+    "description": "Adds.",
+    "parameters": ADD,
+    "strict": True,
+}
+MESSAGES_ADD = {
+    "name": "add",
+    "description": "Adds.",
+    "input_schema": ADD,
+}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}}
 
 
 def models(folder: Path) -> dict[str, Path]:
