@@ -111,8 +111,9 @@ class Delivery:
             usage = replace(usage, reasoning_tokens=self._n_reasoning)
         if self._late:
             reason = FinishReason.LENGTH
-        last = Chunk(text, *self._held(), reason, usage, timings, self._index)
-        self._emit(replace(last, stop_string=self._detok.matched))
+        stopped_by = self._detok.matched
+        held = self._held()
+        self._emit(Chunk(text, *held, reason, usage, timings, self._index, stop_string=stopped_by))
 
     def fail(self, error: Exception) -> None:
         self._emit(error)

@@ -8,31 +8,18 @@ from fastapi import APIRouter, Request, Response
 
 from edgerun.server.chat_in import ChatBody, parse
 from edgerun.server.chat_out import ChatTranslator, whole
-from edgerun.server.documents import answers
+from edgerun.server.documents import choices
 from edgerun.server.wire import respond
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["OpenAI"])
 
-_ANSWERS = answers(
-    "The answer: whole, or with `stream` as events that end with `[DONE]`.",
-    {
-        "id": {"type": "string"},
-        "object": {"const": "chat.completion"},
-        "created": {"type": "integer"},
-        "model": {"type": "string"},
-        "choices": {"type": "array", "minItems": 1, "items": {"type": "object"}},
-        "usage": {"type": "object"},
-    },
-    streamed=True,
-)
-
 
 @router.post("/chat/completions", include_in_schema=False)
 @router.post(
     "/v1/chat/completions",
-    responses=_ANSWERS,
+    responses=choices("The answer", "chat.completion"),
     response_class=Response,
     summary="Answer a conversation",
 )

@@ -12,7 +12,7 @@ from edgerun.errors import RequestError
 from edgerun.server.asked import TextAsked
 from edgerun.server.bodies import SamplingBody, StreamOptions, limit, sampling_params
 from edgerun.server.chat_in import response_format
-from edgerun.server.documents import answers
+from edgerun.server.documents import choices
 from edgerun.server.infill import with_fim
 from edgerun.server.wire import (
     DONE,
@@ -234,24 +234,10 @@ class TextTranslator:
         return Event(data)
 
 
-_ANSWERS = answers(
-    "The text: whole, or with `stream` as events that end with `[DONE]`.",
-    {
-        "id": {"type": "string"},
-        "object": {"const": "text_completion"},
-        "created": {"type": "integer"},
-        "model": {"type": "string"},
-        "choices": {"type": "array", "minItems": 1, "items": {"type": "object"}},
-        "usage": {"type": "object"},
-    },
-    streamed=True,
-)
-
-
 @router.post("/completions", include_in_schema=False)
 @router.post(
     "/v1/completions",
-    responses=_ANSWERS,
+    responses=choices("The text", "text_completion"),
     response_class=Response,
     summary="Continue text",
 )

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgerun.server.errors import ERRORS
 
-__all__ = ["answers"]
+__all__ = ["answers", "choices"]
 
 
 def answers(
@@ -20,3 +20,17 @@ def answers(
     if streamed:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     return {**ERRORS, 200: {"description": description, "content": content}}
+
+
+def choices(description: str, kind: str) -> dict[int | str, dict[str, Any]]:
+    """:func:`answers` of a route that gives OpenAI's ``choices``, in an object of ``kind``."""
+    properties = {
+        "id": {"type": "string"},
+        "object": {"const": kind},
+        "created": {"type": "integer"},
+        "model": {"type": "string"},
+        "choices": {"type": "array", "minItems": 1, "items": {"type": "object"}},
+        "usage": {"type": "object"},
+    }
+    events = "whole, or with `stream` as events that end with `[DONE]`."
+    return answers(f"{description}: {events}", properties, streamed=True)

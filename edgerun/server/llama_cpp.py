@@ -6,7 +6,6 @@ no slots here: requests need none, and ``/slots`` does not exist.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -14,7 +13,6 @@ from fastapi import APIRouter, Request, Response
 
 from edgerun import __version__
 from edgerun.core import SamplingParams
-from edgerun.delivery import off_loop
 from edgerun.errors import RequestError
 from edgerun.llm import LLM
 from edgerun.server import chat_in
@@ -27,7 +25,7 @@ from edgerun.server.llama_cpp_in import (
     parse_infill,
 )
 from edgerun.server.llama_cpp_out import CompletionEvents, settings, whole
-from edgerun.server.wire import JSON, respond
+from edgerun.server.wire import JSON, respond, with_model
 from edgerun.text.fim import fim_marks
 
 __all__ = ["router"]
@@ -76,7 +74,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
         raw = llm.model.tokenizer.token_bytes
         return [{"id": i, "piece": _piece(raw(i, special=True))} for i in ids]
 
-    return JSON({"tokens": await _with_model(request, body.model, work)})
+    return JSON({"tokens": await with_model(request, body.model, work)})
 
 
 def _piece(raw: bytes) -> str | list[int]:
@@ -101,7 +99,7 @@ async def detokenize(request: Request, body: DetokenizeBody) -> Response:
         except RequestError as e:
             raise RequestError(str(e), param="tokens") from None
 
-    return JSON({"content": await _with_model(request, body.model, work)})
+    return JSON({"content": await with_model(request, body.model, work)})
 
 
 @router.post("/apply-template", responses=ERRORS, summary="A conversation as a prompt")
@@ -116,7 +114,7 @@ async def apply_template(request: Request, body: chat_in.ChatBody) -> Response:
             ids = ids[1:]
         return llm.detokenize(ids, special=True)
 
-    return JSON({"prompt": await _with_model(request, asked.model, work)})
+    return JSON({"prompt": await with_model(request, asked.model, work)})
 
 
 @router.get("/props", responses=ERRORS, summary="Facts about a model")
@@ -147,10 +145,4 @@ async def props(request: Request, model: str | None = None) -> Response:
             "is_sleeping": False,
         }
 
-    return JSON(await _with_model(request, model, work))
-
-
-async def _with_model(request: Request, name: str | None, work: Callable[[LLM], T]) -> T:
-    """``work(llm)``, off the loop."""
-    with await request.app.state.registry.acquire(name) as lease:
-        return await off_loop(partial(work, lease.llm))
+    return JSON(await with_model(request, model, work))

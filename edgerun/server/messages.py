@@ -6,11 +6,11 @@ from functools import partial
 
 from fastapi import APIRouter, Request, Response
 
-from edgerun.delivery import off_loop
+from edgerun.llm import LLM
 from edgerun.server.errors import ERRORS
 from edgerun.server.messages_in import CountBody, MessagesBody, count, parse, wants_thinking
 from edgerun.server.messages_out import MessageEvents, whole
-from edgerun.server.wire import JSON, respond
+from edgerun.server.wire import JSON, respond, with_model
 
 __all__ = ["router"]
 
@@ -44,7 +44,8 @@ async def messages(request: Request, body: MessagesBody) -> Response:
 async def count_tokens(request: Request, body: CountBody) -> Response:
     """How many tokens `/v1/messages` would read, tools and template included."""
     asked = count(body)
-    with await request.app.state.registry.acquire(asked.model) as lease:
-        work = partial(lease.llm.conversation, asked.messages, asked.options)
-        found = await off_loop(work)
-    return JSON({"input_tokens": len(found.ids)})
+
+    def work(llm: LLM) -> int:
+        return len(llm.conversation(asked.messages, asked.options).ids)
+
+    return JSON({"input_tokens": await with_model(request, asked.model, work)})

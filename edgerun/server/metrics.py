@@ -139,16 +139,12 @@ class _Engines(Collector):
 
     def collect(self) -> Iterator[Metric]:
         snapshots = {name: llm.metrics() for name, llm in self._loaded().items()}
-        for key, text, read in _COUNTS:
-            counter = CounterMetricFamily(f"edgerun_{key}", text, labels=["model"])
-            for name, m in snapshots.items():
-                counter.add_metric([name], read(m))
-            yield counter
-        for key, text, read in _NOW:
-            gauge = GaugeMetricFamily(f"edgerun_{key}", text, labels=["model"])
-            for name, m in snapshots.items():
-                gauge.add_metric([name], read(m))
-            yield gauge
+        for kind, counts in ((CounterMetricFamily, _COUNTS), (GaugeMetricFamily, _NOW)):
+            for key, text, read in counts:
+                family = kind(f"edgerun_{key}", text, labels=["model"])
+                for name, m in snapshots.items():
+                    family.add_metric([name], read(m))
+                yield family
         yield from _drafts(snapshots)
         yield _steps(snapshots)
         finished = CounterMetricFamily(

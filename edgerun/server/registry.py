@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from edgerun.catalog.split import parts
 from edgerun.errors import ModelNotFoundError, OutOfMemoryError, printable
 from edgerun.llm import LLM
 from edgerun.server.sources import ModelCard, Sources
@@ -293,8 +294,6 @@ class Registry:
 
 
 def _size(path: Path) -> int:
-    from edgerun.catalog.split import parts
-
     return sum(path.with_name(n).stat().st_size for n in parts(path.name))
 
 

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
@@ -34,6 +35,7 @@ __all__ = [
     "timings_fields",
     "usage_fields",
     "while_here",
+    "with_model",
 ]
 
 #: ``system_fingerprint``: what computed the answer.
@@ -214,6 +216,12 @@ async def while_here(request: Request, work: Coroutine[Any, Any, T]) -> T:
         raise ClientGoneError("the client closed the connection")
     finally:
         await _end(task, watch)
+
+
+async def with_model(request: Request, name: str | None, work: Callable[[LLM], T]) -> T:
+    """``work(llm)`` of the model called ``name``, off the loop; the model stays for that long."""
+    with await request.app.state.registry.acquire(name) as lease:
+        return await off_loop(partial(work, lease.llm))
 
 
 async def _end(*tasks: asyncio.Future[Any]) -> None:
