@@ -97,9 +97,12 @@ class Engine:
         if self.sequences:
             self._step()
         if self.embeddings:
-            first = self.embeddings.pop(0)
-            if first.turn(self, self._spare()):
-                self.embeddings.append(first)
+            first = self.embeddings[0]
+            going_on = first.turn(self, self._spare())
+            # Whoever holds pages keeps the turn: two that held some could wait for each other's.
+            if not (going_on and first.pages):
+                del self.embeddings[0]
+                self.embeddings += [first] if going_on else []
 
     def _step(self) -> None:
         start = time.perf_counter()
@@ -214,8 +217,8 @@ class Engine:
             if any(e.pages for e in self.embeddings):
                 for e in self.embeddings:
                     e.give_back(pool)
-            else:
-                self._give_up(asking[0][0])
+                return self._schedule(now)  # before an embedding takes them again
+            self._give_up(asking[0][0])
         return rows
 
     def _asking(self) -> list[tuple[Sequence, Match | None]]:

@@ -118,3 +118,14 @@ def test_a_failing_program_fails_that_request_alone() -> None:
         bad.result.result(0)
     assert good.result.result(0).shape[0] == 1
     assert engine.pool.n_free == 8
+
+
+def test_two_that_need_the_whole_pool_take_turns() -> None:
+    """Each could take half of the pages, and neither would ever get the rest."""
+    engine, program = engine_of(6, budget=4, busy_budget=4)
+    works = [Embedding(lambda: program, [[i] * 23, [i + 1] * 23], "mean") for i in (1, 3)]
+    engine.embeddings += works
+    drive(engine)
+    for i, work in zip((1, 3), works, strict=True):
+        want = np.stack([expected([i] * 23, "mean"), expected([i + 1] * 23, "mean")])
+        np.testing.assert_allclose(work.result.result(0), want, atol=1e-5)
