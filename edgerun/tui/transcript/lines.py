@@ -32,14 +32,15 @@ class Line(NamedTuple):
     Attributes:
         runs: what it shows.
         cells: how wide that is.
-        joined: it continues the row above, which was too narrow; copied without a line break.
+        joined: it continues the row above, which was too narrow: what lies between them when they
+            are copied, instead of a line break. None = it does not.
         indent: characters at the start that are not part of the text: markers, bars, padding.
         fill: the style of the rest of the row.
     """
 
     runs: tuple[Run, ...] = ()
     cells: int = 0
-    joined: bool = False
+    joined: str | None = None
     indent: int = 0
     fill: Style = ()
 
@@ -58,7 +59,9 @@ _PIECE = re.compile(f" *([{_WIDE}][{_CLOSING}]*|[^ {_WIDE}]+) *")
 _JOINER = "\N{ZERO WIDTH JOINER}"
 
 
-def line(runs: Sequence[Run], *, joined: bool = False, indent: int = 0, fill: Style = ()) -> Line:
+def line(
+    runs: Sequence[Run], *, joined: str | None = None, indent: int = 0, fill: Style = ()
+) -> Line:
     """A row of ``runs``; neighbours of one style become one."""
     merged: list[Run] = []
     for run in runs:
@@ -83,19 +86,25 @@ def styled(runs: Sequence[Run], style: Style) -> tuple[Run, ...]:
     return tuple(Run(r.text, style + r.style, r.link) for r in runs)
 
 
-def fold(runs: Sequence[Run], cells: int, *, words: bool = True) -> list[list[Run]]:
-    """Rows of ``runs``, each at most ``cells`` wide, or one grapheme where that is wider.
+def fold(
+    runs: Sequence[Run], cells: int, *, words: bool = True
+) -> list[tuple[list[Run], str | None]]:
+    """Rows of ``runs``, each at most ``cells`` wide, or one grapheme where that is wider, and what
+    was dropped before each; None = it begins a line.
 
     Breaks at line feeds, then between words (``words``), then between graphemes, never inside
     one. Blanks at a break between words are dropped.
     """
-    rows: list[list[Run]] = []
+    rows: list[tuple[list[Run], str | None]] = []
     for part in _split(runs):
         text = plain(part)
-        if text.isascii() and len(text) <= cells:
-            rows.append(part)
-        else:
-            rows.extend(_slices(part, _breaks(text, max(cells, 1), words)))
+        if len(text) <= cells and text.isascii():
+            rows.append((part, None))
+            continue
+        spans = _breaks(text, max(cells, 1), words)
+        glue: list[str | None] = [None]
+        glue += [text[a[1] : b[0]] for a, b in zip(spans, spans[1:], strict=False)]
+        rows.extend(zip(_slices(part, spans), glue, strict=True))
     return rows
 
 
