@@ -81,8 +81,9 @@ class ChatApp(App[None]):
 
     Args:
         options: what was asked for.
-        open_store: opens where chats are kept; called on a thread after the first paint.
-        open_partner: makes who answers, at the same time.
+        open_partner: makes who answers; called after the first paint.
+        title: the program's name and version.
+        path: where chats are kept; None = the data folder.
     """
 
     TITLE = "edgerun"
@@ -97,13 +98,13 @@ class ChatApp(App[None]):
     def __init__(
         self,
         options: Options,
-        open_store: Callable[[], Store],
         open_partner: Callable[[], Partner],
         title: str = "edgerun",
+        path: Path | None = None,
     ) -> None:
         super().__init__()
         self.options = options
-        self._open_store, self._open_partner = open_store, open_partner
+        self._open_partner, self._path = open_partner, path
         self.chat = ChatScreen(title)
         self.talk: Talk | None = None
         self.keeper: ModelKeeper | None = None
@@ -164,6 +165,18 @@ class ChatApp(App[None]):
         waiting, self._waiting = self._waiting, []
         for submitted in waiting:
             self._act(submitted)
+
+    def _open_store(self) -> Store:
+        """On a thread."""
+        from edgerun.tui.store import Store
+
+        def notify(text: str) -> None:
+            self.call_from_thread(self._store_says, text)
+
+        return Store(self._path, memory=not self.options.save, notify=notify)
+
+    def _store_says(self, text: str) -> None:
+        self.tell(text, bad=True)
 
     def _first_chat(self, store: Store) -> Conversation:
         wanted = self.options.resume
@@ -243,7 +256,8 @@ class ChatApp(App[None]):
             chips.append(Chip("queued", "waits: " + " ".join(q.text.split())[:60], f"queue {i}"))
         self.chat.composer.show_notes(chips)
         self.chat.status.show(facts(talk, keeper, self.handlers, self.unsaved))
-        self.chat.notice.last(*notice(keeper))
+        text, bad = notice(keeper)
+        self.chat.notice.last(text, bad=bad)
         self.chat.welcome.show(*welcome(keeper))
         moving = talk.busy or keeper.state == "loading" or self.handlers.pulling
         if self._look is not None:
@@ -253,10 +267,13 @@ class ChatApp(App[None]):
         self.show_state()
 
     def _model_changed(self) -> None:
-        assert self.keeper is not None and self.talk is not None
+        assert self.keeper is not None
+        assert self.talk is not None
         if self.keeper.state == "ready" and self.keeper.about is not None:
             gc.freeze()
-            if self.remembered is not None:
+            if self.keeper.error:
+                self.tell(self.keeper.error, bad=True)
+            elif self.remembered is not None:
                 self.remembered.set_model(
                     self.keeper.target or self.keeper.about.model, self.options.where
                 )

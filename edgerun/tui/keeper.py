@@ -25,7 +25,8 @@ class ModelKeeper:
     Attributes:
         target: what was asked for last; None = the default model.
         stage, done, total: of a load: ``pull`` or ``load``, and bytes.
-        error: of state ``failed``: one line.
+        error: what went wrong with the last load, one line; in state ``ready`` the model from before
+            answers.
     """
 
     def __init__(self, partner: Partner, changed: Callable[[], None]) -> None:
@@ -103,5 +104,7 @@ class ModelKeeper:
 
     def _end(self, task: asyncio.Task[None] | None, state: State, error: str) -> None:
         if self._task is task:
+            if state == "failed" and self.partner.about is not None:
+                state = "ready"  # the one before is still there
             self.state, self.error = state, error
             self._changed()
