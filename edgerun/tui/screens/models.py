@@ -155,7 +155,7 @@ class ModelScreen(ListPanel[str]):
             return clean(pull.error, 300)
         if c is None:
             return ""
-        parts = [c.notes, f"context {c.n_ctx}" if c.n_ctx else "", c.why]
+        parts = [c.why, c.notes, f"context {c.n_ctx}" if c.n_ctx else ""]
         running = pull is not None and pull.state == "running"
         if not c.pulled and not c.why and not running:
             parts.append("enter fetches it; you can go on chatting")

@@ -177,7 +177,7 @@ class ListPanel(Panel[T]):
 
     def filtered(self) -> None:
         """The filter's text is another one."""
-        self.reload()
+        self.reload(first=True)
 
     def moved(self) -> None:
         """The cursor is on another row."""
@@ -206,10 +206,11 @@ class ListPanel(Panel[T]):
         """That of the row under the cursor."""
         return self.list.row.key if self.list.row else None
 
-    def reload(self, keep: str | None = None) -> None:
-        """Show what there is now; the cursor stays where it is, or goes to ``keep``."""
+    def reload(self, keep: str | None = None, *, first: bool = False) -> None:
+        """Show what there is now; the cursor stays on its row, or goes to ``keep``, or to the
+        first."""
         rows = self.rows(self.words)
-        self.list.show(rows, keep)
+        self.list.show(rows, rows[0].key if first and rows else keep)
         self.list.display = bool(rows)
         self.note.display = not rows
         if not rows:
