@@ -77,8 +77,8 @@ class SamplingScreen(Panel[Settings]):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "focus_previous", show=False),
-        Binding("down,enter", "focus_next", show=False),
+        Binding("up", "app.focus_previous", show=False),
+        Binding("down", "app.focus_next", show=False),
         Binding("ctrl+r", "reset", show=False, priority=True),
         Binding("ctrl+d,f5", "reset_one", show=False, priority=True),
     ]
@@ -127,6 +127,10 @@ class SamplingScreen(Panel[Settings]):
             self._tell(knob)
 
     # -- changing
+
+    @on(Input.Submitted)
+    def _next(self) -> None:
+        self.focus_next()
 
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:
@@ -197,7 +201,8 @@ class SamplingScreen(Panel[Settings]):
         here = self.focused.knob if isinstance(self.focused, _Value) else None
         wrong = self._wrong.get(here.name) if here else None
         wrong = wrong or next(iter(self._wrong.values()), None)
-        self.below.update(wrong or (here.help if here else ""))
+        text = f"{here.help} · usually {knobs.written(here, knobs.default(here))}" if here else ""
+        self.below.update(wrong or text)
         self.below.set_class(wrong is not None, "wrong")
         self.below.set_class(wrong is None, "note")
 
