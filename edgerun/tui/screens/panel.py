@@ -31,7 +31,9 @@ Hint = tuple[str, str, str]
 
 def field(value: str = "", *, placeholder: str = "", id: str | None = None) -> Input:  # noqa: A002
     """An input of one line without a box of its own."""
-    return Input(value, placeholder=placeholder, id=id, compact=True, select_on_focus=False)
+    made = Input(value, placeholder=placeholder, id=id, compact=True, select_on_focus=False)
+    made.cursor_blink = False
+    return made
 
 
 class Hints(Widget):

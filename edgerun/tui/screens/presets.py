@@ -200,6 +200,7 @@ class PresetEditor(Panel[Preset]):
     def compose(self) -> ComposeResult:
         self.name_field = field(self._preset.name, placeholder="name", id="name")
         self.text = TextArea(self._preset.text, id="text", compact=True, tab_behavior="focus")
+        self.text.cursor_blink = False
         self.text.placeholder = "what the model is told before every chat"
         self.note = Static("", classes="wrong", markup=False)
         hints = Hints()

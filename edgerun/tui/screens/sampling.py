@@ -30,6 +30,7 @@ class _Value(Input):
     def __init__(self, knob: Knob, value: str) -> None:
         super().__init__(value, id=knob.name, compact=True, select_on_focus=False)
         self.knob = knob
+        self.cursor_blink = False
 
     def action_step(self, way: int) -> None:
         self.screen.step(self.knob, way)  # type: ignore[attr-defined]
