@@ -23,7 +23,7 @@ __all__ = ["Cell", "cells", "check", "normal"]
 APPROVED = ROOT / "tests" / "fixtures" / "tui"
 SEEN = ROOT / "build" / "screenshots"
 
-#: Rich's: the width of a character, the height of a line, and where the first line's ground begins.
+#: Rich's: how wide a character is, how high a line, and where the first line's ground begins.
 _WIDTH, _LINE, _TOP = 12.2, 24.4, 1.5
 _FONT = re.compile(r"\s*@font-face \{.*?\}\n", re.S)
 _RULE = re.compile(r"\.terminal-(r\d+) \{([^}]*)\}")

@@ -208,7 +208,7 @@ def _progress(pull: Pull) -> list[Span]:
     speed = f" · {size(round(pull.per_second))}/s" if pull.per_second else ""
     left = f" · {rate(pull.left)}" if pull.left is not None else ""
     return [
-        (f"{pull.share:4.0%} ", "accent"),
+        (f"{pull.share:.0%}".ljust(5), "accent"),
         ("━" * full, "bar"),
         ("━" * (_BAR - full), "track"),
         (speed + left, "muted"),

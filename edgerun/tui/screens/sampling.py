@@ -68,7 +68,7 @@ class SamplingScreen(Panel[Settings]):
         & .-changed .label { text-style: bold; }
         & .-changed _Value { color: $text-primary; text-style: bold; }
         & _Value { width: 12; }
-        & .help { width: 1fr; color: $text-muted; height: 1; text-overflow: ellipsis;
+        & .help { width: 1fr; padding-left: 2; color: $text-muted; height: 1; text-overflow: ellipsis;
                   text-wrap: nowrap; }
         & .-wrong .help { color: $text-error; }
         & .-wrong _Value { color: $text-error; }
