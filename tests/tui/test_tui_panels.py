@@ -14,7 +14,7 @@ from edgerun.chat import ChatOptions
 from edgerun.core import SamplingParams
 from edgerun.tui import themes
 from edgerun.tui.screens.dialogs import Confirm, Prompt
-from edgerun.tui.screens.help import HelpScreen, Section, of_bindings
+from edgerun.tui.screens.help import HelpScreen, Section, of_bindings, of_screens
 from edgerun.tui.screens.presets import Preset, PresetScreen
 from edgerun.tui.screens.sampling import SamplingScreen
 from edgerun.tui.screens.theme import ThemeScreen
@@ -154,6 +154,12 @@ def test_help_is_made_of_bindings_and_searched() -> None:
     assert list(made.rows) == [
         ("ctrl+r", "chats"), ("esc, ctrl+↑, f9", "stop"), ("?", "this"), ("^A", "c"),
     ]  # fmt: skip
+
+    for section in of_screens():
+        assert section.rows, section.title
+    told = {keys: does for s in of_screens() for keys, does in s.rows}
+    assert told["f2, ctrl+r"] == "rename the chat"
+    assert told["ctrl+x"] == "cancel the pull"
 
     async def script(app: Stage, pilot: Pilot[Any]) -> None:
         assert "enter" in shown(app)

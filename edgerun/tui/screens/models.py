@@ -62,7 +62,7 @@ class ModelScreen(ListPanel[str]):
         Column("fits", -8),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+x", "cancel", show=False, priority=True),
+        Binding("ctrl+x", "cancel", "cancel the pull", show=False, priority=True),
     ]
 
     def __init__(

@@ -144,12 +144,12 @@ class ListPanel(Panel[T]):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,ctrl+p", "move(-1)", "up", show=False),
-        Binding("down,ctrl+n", "move(1)", "down", show=False),
-        Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("pagedown", "page(1)", "page down", show=False),
-        Binding("ctrl+home", "move(-1000000)", "first", show=False),
-        Binding("ctrl+end", "move(1000000)", "last", show=False),
+        Binding("up,ctrl+p", "move(-1)", "the row above", show=False),
+        Binding("down,ctrl+n", "move(1)", "the row below", show=False),
+        Binding("pageup", "page(-1)", "a page up", show=False),
+        Binding("pagedown", "page(1)", "a page down", show=False),
+        Binding("ctrl+home", "move(-1000000)", "the first row", show=False),
+        Binding("ctrl+end", "move(1000000)", "the last row", show=False),
     ]
     NAME = ""
     PLACEHOLDER = "type to filter"

@@ -63,10 +63,12 @@ class SessionScreen(ListPanel[Opened]):
         Column("date", -11, "right", drop=30),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f2,ctrl+r", "rename", show=False, priority=True),
-        Binding("ctrl+d", "delete", show=False, priority=True),
-        Binding("ctrl+z", "restore", show=False, priority=True),
-        Binding("ctrl+e", "export", show=False, priority=True),
+        Binding("f2,ctrl+r", "rename", "rename the chat", show=False, priority=True),
+        Binding("ctrl+d", "delete", "delete the chat", show=False, priority=True),
+        Binding("ctrl+z", "restore", "bring a deleted chat back", show=False, priority=True),
+        Binding(
+            "ctrl+e", "export", "write the chat to a .md or .json file", show=False, priority=True
+        ),
     ]
 
     def __init__(
