@@ -69,6 +69,17 @@ def test_sampling_is_reset_as_a_whole() -> None:
     assert options == ChatOptions(template_args={"x": 1})
 
 
+def test_a_click_turns_a_switch() -> None:
+    async def script(app: Stage, pilot: Pilot[Any]) -> None:
+        await pilot.click("#context_shift")
+        await pilot.click("#temperature")
+        await pilot.press("escape")
+
+    ((params, _),) = on_stage(lambda: SamplingScreen(SETTINGS), script)
+    assert params.context_shift
+    assert params.temperature == 0.35
+
+
 def presets() -> FakePresets:
     return FakePresets(reviewer="You review code.", translator="Translate into German.")
 
@@ -167,9 +178,17 @@ def test_help_is_made_of_bindings_and_searched() -> None:
         text = shown(app)
         assert "/model NAME" in text
         assert "stop the answer" not in text
-        await pilot.press("down")
         # what does not fit on the line is said in full below
         await until(pilot, lambda: shown(app).count("switch to another") > 2)
+        await typed(app, pilot, "")
+        keys = []
+        for key in ("", "down", "down", "down", "up", "up", "up", "ctrl+end", "ctrl+home"):
+            await pilot.press(*filter(None, [key]))
+            keys.append(app.screen.key)  # type: ignore[attr-defined]
+        assert keys == [  # headings are passed over
+            "Chat/0", "Chat/1", "Commands/0", "Keys/0", "Commands/0", "Chat/1", "Chat/0", "Keys/3",
+            "Chat/0",
+        ]  # fmt: skip
         await typed(app, pilot, "zzz")
         assert "nothing does that" in shown(app)
         await pilot.press("escape")

@@ -173,7 +173,11 @@ def test_thousands_of_chats_are_read_as_one_scrolls() -> None:
 def test_small_terminals_still_show_a_row(size: tuple[int, int]) -> None:
     async def script(app: Stage, pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "What" in shown(app))
-        await pilot.press("down", "pagedown", "pageup", "enter")
+        await pilot.press("pagedown", "ctrl+end")
+        await pilot.resize_terminal(40, 8)
+        await until(pilot, lambda: "[/red]" in shown(app))  # the cursor stays in sight
+        await pilot.resize_terminal(*size)
+        await pilot.press("ctrl+home", "enter")
 
     assert len(on_stage(_Rig(), script, size)) == 1
 

@@ -89,8 +89,8 @@ class HelpScreen(ListPanel[None]):
             if not hits:
                 continue
             if out:
-                out.append(Row(f"{s.title}/", {}))
-            out.append(Row(s.title, {"keys": [(s.title, "strong")]}))
+                out.append(Row(f"{s.title}/", head=True))
+            out.append(Row(s.title, {"keys": [(s.title, "strong")]}, head=True))
             for n, (keys, does) in enumerate(hits):
                 cells: dict[str, list[Span]] = {
                     "keys": mark(keys, words, "accent"),

@@ -212,7 +212,7 @@ class ListPanel(Panel[T]):
         """Show what there is now; the cursor stays on its row, or goes to ``keep``, or to the
         first."""
         rows = self.rows(self.words)
-        self.list.show(rows, rows[0].key if first and rows else keep)
+        self.list.show(rows, next((r.key for r in rows if not r.head), None) if first else keep)
         self.list.display = bool(rows)
         self.note.display = not rows
         if not rows:

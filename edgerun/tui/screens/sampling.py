@@ -35,6 +35,10 @@ class Value(Input):
     def action_step(self, way: int) -> None:
         self.screen.step(self.knob, way)  # type: ignore[attr-defined]
 
+    def on_click(self) -> None:
+        if self.knob.kind in ("switch", "effort"):
+            self.action_step(1)
+
     async def on_key(self, event: events.Key) -> None:
         # Nothing is typed into a switch: a space turns it, as anywhere.
         if self.knob.kind in ("switch", "effort"):
