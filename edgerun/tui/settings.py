@@ -73,8 +73,8 @@ class Remembered:
             if value is None or knobs.changed(knob, base):
                 continue
             try:
-                base = knobs.put(knob, base, knobs.read(knob, knobs.written(knob, value)))
-            except (RequestError, ValueError, TypeError):
+                base = knobs.put(knob, base, value)
+            except RequestError:
                 continue
         return base
 

@@ -11,7 +11,7 @@ from typing import Any
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from edgerun.tui import themes
 from edgerun.tui.partner import Choice
@@ -173,6 +173,15 @@ async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.
     while not true():
         assert time.monotonic() < end, "it did not come"
         await pilot.pause(0.01)
+
+
+async def typed(app: App[Any], pilot: Pilot[Any], text: str) -> None:
+    """Put ``text`` into the field that has the focus, at once: keys one by one cost much more."""
+    field = app.focused
+    assert isinstance(field, Input)
+    field.value = text
+    field.cursor_position = len(text)
+    await pilot.pause()
 
 
 def shown(app: App[Any]) -> str:

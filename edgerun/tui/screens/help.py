@@ -10,10 +10,10 @@ from rich.cells import cell_len
 from textual.binding import Binding, BindingType
 
 from edgerun.tui.screens.lines import Span, found, mark
-from edgerun.tui.screens.panel import Hint, ListPanel
+from edgerun.tui.screens.panel import Hint, ListPanel, Panel
 from edgerun.tui.screens.rowlist import Column, Row
 
-__all__ = ["HelpScreen", "Section", "of_bindings"]
+__all__ = ["HelpScreen", "Section", "of_bindings", "of_screens"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,27 @@ def of_bindings(title: str, bindings: Iterable[BindingType]) -> Section:
             keys = [b.key_display] if b.key_display else b.key.split(",")
             rows.setdefault(b.description, []).extend(keys)
     return Section(title, [(", ".join(_key(k) for k in v), k) for k, v in rows.items()])
+
+
+def of_screens() -> list[Section]:
+    """What the keys do in the screens."""
+    from edgerun.tui.screens.models import ModelScreen
+    from edgerun.tui.screens.presets import PresetEditor, PresetScreen
+    from edgerun.tui.screens.sampling import SamplingScreen, Value
+    from edgerun.tui.screens.sessions import SessionScreen
+
+    lists = of_bindings("In lists", [*ListPanel.BINDINGS, *Panel.BINDINGS])
+    return [
+        Section(
+            lists.title,
+            [("any letter", "filter"), ("enter, second click", "choose the row"), *lists.rows],
+        ),
+        of_bindings("In the list of chats", SessionScreen.BINDINGS),
+        of_bindings("In the list of models", ModelScreen.BINDINGS),
+        of_bindings("In the list of system prompts", PresetScreen.BINDINGS),
+        of_bindings("Writing a system prompt", PresetEditor.BINDINGS),
+        of_bindings("In the sampling panel", [*SamplingScreen.BINDINGS, *Value.BINDINGS]),
+    ]
 
 
 _NAMES = {
@@ -68,8 +89,8 @@ class HelpScreen(ListPanel[None]):
             if not hits:
                 continue
             if out:
-                out.append(Row(f"{s.title}/", {}))
-            out.append(Row(s.title, {"keys": [(s.title, "strong")]}))
+                out.append(Row(f"{s.title}/", head=True))
+            out.append(Row(s.title, {"keys": [(s.title, "strong")]}, head=True))
             for n, (keys, does) in enumerate(hits):
                 cells: dict[str, list[Span]] = {
                     "keys": mark(keys, words, "accent"),

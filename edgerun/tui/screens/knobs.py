@@ -119,13 +119,20 @@ def put(knob: Knob, settings: Settings, v: Any) -> Settings:
     """``settings`` with the knob at ``v``.
 
     Raises:
-        RequestError: out of range, as :class:`SamplingParams` says.
+        RequestError: of the wrong kind or out of range, as :class:`SamplingParams` says.
     """
     params, options = settings
+    if knob.kind == "switch" and not isinstance(v, bool):
+        raise RequestError(f"{knob.name} is on or off", param=knob.name)
     if not knob.of_chat:
         return replace(params, **{knob.name: v}), options
-    if knob.name == "reasoning_budget" and v is not None and v < 0:
-        raise RequestError(f"{knob.name} must be 0 or more, not {v}", param=knob.name)
+    if knob.kind == "effort" and (v or "auto") not in _EFFORTS:
+        raise RequestError(f"{knob.name} is one of {', '.join(_EFFORTS)}", param=knob.name)
+    if knob.name == "reasoning_budget" and v is not None:
+        if isinstance(v, bool) or not isinstance(v, int):
+            raise RequestError(f"{knob.name} must be a whole number, not {v!r}", param=knob.name)
+        if v < 0:
+            raise RequestError(f"{knob.name} must be 0 or more, not {v}", param=knob.name)
     return params, replace(options, **{knob.name: v})
 
 

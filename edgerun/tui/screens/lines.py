@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
-from edgerun.errors import printable
+from edgerun.tui.text import clean as safe
 
 __all__ = ["Span", "ago", "clean", "fit", "found", "mark", "matches", "rate", "size", "spans_width"]
 
@@ -19,8 +19,9 @@ _SPACES = re.compile(r"\s+")
 
 
 def clean(text: object, limit: int = 400) -> str:
-    """``text`` as one line that may reach a terminal."""
-    return printable(_SPACES.sub(" ", str(text)[: limit * 2]), limit)
+    """``text`` as one line that may reach a terminal; blanks at its ends stay."""
+    line = _SPACES.sub(" ", safe(str(text)[: limit * 2]))
+    return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
 def spans_width(spans: Iterable[Span]) -> int:

@@ -62,7 +62,7 @@ class ModelScreen(ListPanel[str]):
         Column("fits", -8),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+x", "cancel", show=False, priority=True),
+        Binding("ctrl+x", "cancel", "cancel the pull", show=False, priority=True),
     ]
 
     def __init__(
@@ -155,7 +155,7 @@ class ModelScreen(ListPanel[str]):
             return clean(pull.error, 300)
         if c is None:
             return ""
-        parts = [c.notes, f"context {c.n_ctx}" if c.n_ctx else "", c.why]
+        parts = [c.why, c.notes, f"context {c.n_ctx}" if c.n_ctx else ""]
         running = pull is not None and pull.state == "running"
         if not c.pulled and not c.why and not running:
             parts.append("enter fetches it; you can go on chatting")
@@ -208,7 +208,7 @@ def _progress(pull: Pull) -> list[Span]:
     speed = f" · {size(round(pull.per_second))}/s" if pull.per_second else ""
     left = f" · {rate(pull.left)}" if pull.left is not None else ""
     return [
-        (f"{pull.share:4.0%} ", "accent"),
+        (f"{pull.share:.0%}".ljust(5), "accent"),
         ("━" * full, "bar"),
         ("━" * (_BAR - full), "track"),
         (speed + left, "muted"),

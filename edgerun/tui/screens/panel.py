@@ -31,7 +31,9 @@ Hint = tuple[str, str, str]
 
 def field(value: str = "", *, placeholder: str = "", id: str | None = None) -> Input:  # noqa: A002
     """An input of one line without a box of its own."""
-    return Input(value, placeholder=placeholder, id=id, compact=True, select_on_focus=False)
+    made = Input(value, placeholder=placeholder, id=id, compact=True, select_on_focus=False)
+    made.cursor_blink = False
+    return made
 
 
 class Hints(Widget):
@@ -142,12 +144,12 @@ class ListPanel(Panel[T]):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,ctrl+p", "move(-1)", "up", show=False),
-        Binding("down,ctrl+n", "move(1)", "down", show=False),
-        Binding("pageup", "page(-1)", "page up", show=False),
-        Binding("pagedown", "page(1)", "page down", show=False),
-        Binding("ctrl+home", "move(-1000000)", "first", show=False),
-        Binding("ctrl+end", "move(1000000)", "last", show=False),
+        Binding("up,ctrl+p", "move(-1)", "the row above", show=False),
+        Binding("down,ctrl+n", "move(1)", "the row below", show=False),
+        Binding("pageup", "page(-1)", "a page up", show=False),
+        Binding("pagedown", "page(1)", "a page down", show=False),
+        Binding("ctrl+home", "move(-1000000)", "the first row", show=False),
+        Binding("ctrl+end", "move(1000000)", "the last row", show=False),
     ]
     NAME = ""
     PLACEHOLDER = "type to filter"
@@ -177,7 +179,7 @@ class ListPanel(Panel[T]):
 
     def filtered(self) -> None:
         """The filter's text is another one."""
-        self.reload()
+        self.reload(first=True)
 
     def moved(self) -> None:
         """The cursor is on another row."""
@@ -206,10 +208,11 @@ class ListPanel(Panel[T]):
         """That of the row under the cursor."""
         return self.list.row.key if self.list.row else None
 
-    def reload(self, keep: str | None = None) -> None:
-        """Show what there is now; the cursor stays where it is, or goes to ``keep``."""
+    def reload(self, keep: str | None = None, *, first: bool = False) -> None:
+        """Show what there is now; the cursor stays on its row, or goes to ``keep``, or to the
+        first."""
         rows = self.rows(self.words)
-        self.list.show(rows, keep)
+        self.list.show(rows, next((r.key for r in rows if not r.head), None) if first else keep)
         self.list.display = bool(rows)
         self.note.display = not rows
         if not rows:

@@ -51,10 +51,12 @@ class PresetScreen(ListPanel[Preset]):
         Column("text"),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+o", "new", show=False, priority=True),
-        Binding("ctrl+e,f2", "edit", show=False, priority=True),
-        Binding("ctrl+d", "delete", show=False, priority=True),
-        Binding("ctrl+z", "restore", show=False, priority=True),
+        Binding("ctrl+o", "new", "write a new one", show=False, priority=True),
+        Binding(
+            "ctrl+e,f2", "edit", "change it, or keep this chat's own", show=False, priority=True
+        ),
+        Binding("ctrl+d", "delete", "delete it", show=False, priority=True),
+        Binding("ctrl+z", "restore", "bring a deleted one back", show=False, priority=True),
     ]
 
     def __init__(self, presets: Presets, current: str = "") -> None:
@@ -182,7 +184,7 @@ class PresetEditor(Panel[Preset]):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("ctrl+s", "keep", show=False, priority=True),
+        Binding("ctrl+s", "keep", "keep it", show=False, priority=True),
         Binding("escape", "close", show=False, priority=True),
     ]
 
@@ -200,6 +202,7 @@ class PresetEditor(Panel[Preset]):
     def compose(self) -> ComposeResult:
         self.name_field = field(self._preset.name, placeholder="name", id="name")
         self.text = TextArea(self._preset.text, id="text", compact=True, tab_behavior="focus")
+        self.text.cursor_blink = False
         self.text.placeholder = "what the model is told before every chat"
         self.note = Static("", classes="wrong", markup=False)
         hints = Hints()

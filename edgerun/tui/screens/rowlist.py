@@ -35,11 +35,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Row:
-    """``key`` tells it from others; ``cells`` by column name; ``below`` is its second line."""
+    """``key`` tells it from others; ``cells`` by column name; ``below`` is its second line.
+
+    The cursor passes over a ``head``, a heading or a gap.
+    """
 
     key: str
     cells: Mapping[str, Sequence[Span]] = field(default_factory=dict)
     below: Sequence[Span] = ()
+    head: bool = False
 
 
 class RowList(ScrollView, can_focus=False):
@@ -113,7 +117,8 @@ class RowList(ScrollView, can_focus=False):
         self._measure()
         keys = [r.key for r in rows]
         wanted = next((k for k in (keep, before) if k is not None and k in keys), None)
-        self.set_reactive(RowList.cursor, keys.index(wanted) if wanted is not None else 0)
+        first = next((i for i, r in enumerate(rows) if not r.head), 0)
+        self.set_reactive(RowList.cursor, keys.index(wanted) if wanted is not None else first)
         self.refresh(layout=True)
         self._reveal()
         now = self.row.key if self.row else None
@@ -145,8 +150,11 @@ class RowList(ScrollView, can_focus=False):
 
     def move(self, by: int) -> None:
         """Move the cursor, to the first or last row at most."""
-        if self.rows:
-            self.cursor = max(0, min(len(self.rows) - 1, self.cursor + by))
+        last = len(self.rows) - 1
+        to = max(0, min(last, self.cursor + by))
+        way = 1 if by > 0 else -1
+        onwards = (*range(to, last + 1 if way > 0 else -1, way), *range(to, self.cursor, -way))
+        self.cursor = next((i for i in onwards if not self.rows[i].head), self.cursor)
 
     @property
     def page(self) -> int:
@@ -162,10 +170,12 @@ class RowList(ScrollView, can_focus=False):
 
     def _reveal(self) -> None:
         if self.is_mounted and self.rows:
-            top = self.cursor * self.line_height
-            self.scroll_to_region(
-                Region(0, top, 1, self.line_height), animate=False, force=True, immediate=True
-            )
+            first = self.cursor  # with the headings above it
+            while first and self.rows[first - 1].head:
+                first -= 1
+            height = (self.cursor - first + 1) * self.line_height
+            region = Region(0, first * self.line_height, 1, min(height, self.size.height))
+            self.scroll_to_region(region, animate=False, force=True, immediate=True)
 
     def _at(self, event: events.MouseEvent) -> int:
         offset = event.get_content_offset(self)
@@ -182,7 +192,7 @@ class RowList(ScrollView, can_focus=False):
 
     def on_click(self, event: events.Click) -> None:
         i = self._at(event)
-        if i < 0:
+        if i < 0 or self.rows[i].head:
             return
         if i == self.cursor:
             self.post_message(self.Chosen(self.rows[i].key))

@@ -16,23 +16,28 @@ from edgerun.tui.screens import knobs
 from edgerun.tui.screens.knobs import KNOBS, Knob, Settings
 from edgerun.tui.screens.panel import Hints, Panel
 
-__all__ = ["SamplingScreen"]
+__all__ = ["SamplingScreen", "Value"]
 
 
-class _Value(Input):
+class Value(Input):
     """A knob's value. The arrows that an input of one line has no use for step it."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("shift+up,ctrl+up", "step(1)", show=False),
-        Binding("shift+down,ctrl+down", "step(-1)", show=False),
+        Binding("shift+up,ctrl+up", "step(1)", "a value up", show=False),
+        Binding("shift+down,ctrl+down", "step(-1)", "a value down", show=False),
     ]
 
     def __init__(self, knob: Knob, value: str) -> None:
         super().__init__(value, id=knob.name, compact=True, select_on_focus=False)
         self.knob = knob
+        self.cursor_blink = False
 
     def action_step(self, way: int) -> None:
         self.screen.step(self.knob, way)  # type: ignore[attr-defined]
+
+    def on_click(self) -> None:
+        if self.knob.kind in ("switch", "effort"):
+            self.action_step(1)
 
     async def on_key(self, event: events.Key) -> None:
         # Nothing is typed into a switch: a space turns it, as anywhere.
@@ -54,7 +59,7 @@ class SamplingScreen(Panel[Settings]):
         source: whose settings these are, for the panel's border.
     """
 
-    AUTO_FOCUS = "_Value"
+    AUTO_FOCUS = "Value"
     DEFAULT_CSS = """
     SamplingScreen {
         & #knobs { height: auto; max-height: 1fr; background: $surface;
@@ -65,22 +70,22 @@ class SamplingScreen(Panel[Settings]):
         & .mark { width: 2; color: $text-primary; }
         & .label { width: 18; color: $text; }
         & .-changed .label { text-style: bold; }
-        & .-changed _Value { color: $text-primary; text-style: bold; }
-        & _Value { width: 12; }
-        & .help { width: 1fr; color: $text-muted; height: 1; text-overflow: ellipsis;
-                  text-wrap: nowrap; }
+        & .-changed Value { color: $text-primary; text-style: bold; }
+        & Value { width: 12; }
+        & .help { width: 1fr; padding-left: 2; color: $text-muted; height: 1;
+                  text-overflow: ellipsis; text-wrap: nowrap; }
         & .-wrong .help { color: $text-error; }
-        & .-wrong _Value { color: $text-error; }
+        & .-wrong Value { color: $text-error; }
         & #below { height: 1; margin-top: 1; }
         &.-narrow .help { display: none; }
         &.-low #below { margin-top: 0; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "focus_previous", show=False),
-        Binding("down,enter", "focus_next", show=False),
-        Binding("ctrl+r", "reset", show=False, priority=True),
-        Binding("ctrl+d,f5", "reset_one", show=False, priority=True),
+        Binding("up", "app.focus_previous", "the setting above", show=False),
+        Binding("down", "app.focus_next", "the setting below", show=False),
+        Binding("ctrl+r", "reset", "all settings as usual", show=False, priority=True),
+        Binding("ctrl+d,f5", "reset_one", "this setting as usual", show=False, priority=True),
     ]
 
     def __init__(
@@ -95,7 +100,7 @@ class SamplingScreen(Panel[Settings]):
         self._wrong: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:
-        self.values = {k.name: _Value(k, knobs.shown(k, self.settings)) for k in KNOBS}
+        self.values = {k.name: Value(k, knobs.shown(k, self.settings)) for k in KNOBS}
         rows = [
             Horizontal(
                 Static("", classes="mark", markup=False),
@@ -128,10 +133,14 @@ class SamplingScreen(Panel[Settings]):
 
     # -- changing
 
+    @on(Input.Submitted)
+    def _next(self) -> None:
+        self.focus_next()
+
     @on(Input.Changed)
     def _typed(self, event: Input.Changed) -> None:
         field_ = event.input
-        if isinstance(field_, _Value):
+        if isinstance(field_, Value):
             self.take(field_.knob, field_.value)
 
     def take(self, knob: Knob, text: str) -> None:
@@ -169,7 +178,7 @@ class SamplingScreen(Panel[Settings]):
             self._show(knob)
 
     def action_reset_one(self) -> None:
-        if isinstance(self.focused, _Value):
+        if isinstance(self.focused, Value):
             knob = self.focused.knob
             self._wrong.pop(knob.name, None)
             self._use(knobs.put(knob, self.settings, knobs.default(knob)))
@@ -194,10 +203,11 @@ class SamplingScreen(Panel[Settings]):
 
     def _tell_below(self) -> None:
         """One line: what is wrong here or elsewhere, else what the focused one does."""
-        here = self.focused.knob if isinstance(self.focused, _Value) else None
+        here = self.focused.knob if isinstance(self.focused, Value) else None
         wrong = self._wrong.get(here.name) if here else None
         wrong = wrong or next(iter(self._wrong.values()), None)
-        self.below.update(wrong or (here.help if here else ""))
+        text = f"{here.help} · usually {knobs.written(here, knobs.default(here))}" if here else ""
+        self.below.update(wrong or text)
         self.below.set_class(wrong is not None, "wrong")
         self.below.set_class(wrong is None, "note")
 

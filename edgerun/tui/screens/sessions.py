@@ -60,13 +60,15 @@ class SessionScreen(ListPanel[Opened]):
         Column("title"),
         Column("model", -24, drop=84),
         Column("count", -6, "right", drop=64),
-        Column("date", -11, "right"),
+        Column("date", -11, "right", drop=30),
     )
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("f2,ctrl+r", "rename", show=False, priority=True),
-        Binding("ctrl+d", "delete", show=False, priority=True),
-        Binding("ctrl+z", "restore", show=False, priority=True),
-        Binding("ctrl+e", "export", show=False, priority=True),
+        Binding("f2,ctrl+r", "rename", "rename the chat", show=False, priority=True),
+        Binding("ctrl+d", "delete", "delete the chat", show=False, priority=True),
+        Binding("ctrl+z", "restore", "bring a deleted chat back", show=False, priority=True),
+        Binding(
+            "ctrl+e", "export", "write the chat to a .md or .json file", show=False, priority=True
+        ),
     ]
 
     def __init__(
@@ -94,7 +96,7 @@ class SessionScreen(ListPanel[Opened]):
     def _refresh(self, keep: str | None = None) -> None:
         self.run_worker(self._read(keep), exclusive=True, group="read")
 
-    async def _read(self, keep: str | None = None) -> None:
+    async def _read(self, keep: str | None = None, first: bool = False) -> None:
         query = self.filter.value.strip()
         if query:
             await asyncio.sleep(_PAUSE)  # one search for a word that is typed fast
@@ -107,7 +109,7 @@ class SessionScreen(ListPanel[Opened]):
             found = await asyncio.to_thread(self._store.list, n)
             self._sessions, self._more = found, len(found) == n
         self._ready = True
-        self.reload(keep)
+        self.reload(keep, first=first)
 
     async def _read_on(self) -> None:
         last = self._sessions[-1].updated
@@ -118,7 +120,7 @@ class SessionScreen(ListPanel[Opened]):
         self.reload()
 
     def filtered(self) -> None:
-        self._refresh()
+        self.run_worker(self._read(first=True), exclusive=True, group="read")
 
     def moved(self) -> None:
         self.retell()
