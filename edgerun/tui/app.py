@@ -10,7 +10,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,20 +19,18 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.timer import Timer
 
-from edgerun.chat import ChatOptions
-from edgerun.core import Chunk, SamplingParams
 from edgerun.tui import commands
+from edgerun.tui.actions import Handlers
 from edgerun.tui.composer.area import Area
 from edgerun.tui.composer.box import Composer
 from edgerun.tui.composer.chips import Chip, Chips
-from edgerun.tui.conversation import Conversation, Message
-from edgerun.tui.handlers import Handlers
+from edgerun.tui.conversation import Conversation
 from edgerun.tui.keeper import ModelKeeper
+from edgerun.tui.options import Options
 from edgerun.tui.partner import Partner
 from edgerun.tui.screen import ChatScreen
-from edgerun.tui.sight import facts, notice, welcome
+from edgerun.tui.stage import Stage
 from edgerun.tui.talk import Question, Talk
-from edgerun.tui.text import clean
 from edgerun.tui.transcript import Transcript
 
 TYPE_CHECKING = False
@@ -45,35 +42,10 @@ __all__ = ["ChatApp", "Options"]
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks at figures that change by themselves, while they do.
-_LOOK = 0.25
 #: Seconds in which a second Ctrl+C leaves.
 _TWICE = 2.0
 #: Seconds of quiet after which a draft is kept.
 _QUIET = 0.5
-
-
-@dataclass
-class Options:
-    """What the command line says.
-
-    Attributes:
-        model: a name or path; None = the last one, or the default.
-        question: asked at once.
-        resume: which chat to go on with: "" = the latest; None = a new one.
-        save: whether anything is kept on disk.
-        where: the address of the server that answers; "" = this process.
-    """
-
-    model: str | None = None
-    question: str = ""
-    resume: str | None = None
-    save: bool = True
-    system: str | None = None
-    theme: str | None = None
-    params: SamplingParams = field(default_factory=SamplingParams)
-    chat: ChatOptions = field(default_factory=ChatOptions)
-    where: str = ""
 
 
 class ChatApp(App[None]):
@@ -110,12 +82,12 @@ class ChatApp(App[None]):
         self.keeper: ModelKeeper | None = None
         self.remembered: Remembered | None = None
         self.handlers = Handlers(self)
+        self.stage = Stage(self)
         self.editing: str | None = None
         self.unsaved = ""
         self._before_edit = ""
         self._waiting: list[Composer.Submitted] = []
         self._interrupted = -1e9
-        self._look: Timer | None = None
         self._keep: Timer | None = None
         self.failure: BaseException | None = None
         from edgerun.tui import themes
@@ -129,7 +101,7 @@ class ChatApp(App[None]):
         return self.chat
 
     def on_mount(self) -> None:
-        self._look = self.set_interval(_LOOK, self._looked, pause=True)
+        self.stage.begin()
         self.call_after_refresh(self._open)
 
     def _open(self) -> None:
@@ -149,12 +121,12 @@ class ChatApp(App[None]):
             self.pick_theme(None)
         conversation = await asyncio.to_thread(self._first_chat, store)
         partner = self._open_partner()
-        self.keeper = ModelKeeper(partner, self._model_changed)
+        self.keeper = ModelKeeper(partner, self.stage.model_changed)
         params, chat = self.remembered.sampling((self.options.params, self.options.chat))
-        self.talk = Talk(conversation, store, self.keeper, self, params, chat)
+        self.talk = Talk(conversation, store, self.keeper, self.stage, params, chat)
         self.chat.composer.count = partner.count
-        self.handlers.connect(store)
-        self.show_chat()
+        self.handlers.connect()
+        self.stage.show_chat()
         gc.freeze()  # what is there now stays: collections need not look at it
         gc.enable()
         self.keeper.load(self.options.model or self.remembered.model(self.options.where))
@@ -204,9 +176,7 @@ class ChatApp(App[None]):
             self.chat.composer.write(draft)
 
     async def _load_history(self, store: Store) -> None:
-        asked = getattr(store, "asked", None)
-        if asked is not None:
-            self.chat.composer.area.asked.load(await asyncio.to_thread(asked))
+        self.chat.composer.area.asked.load(await asyncio.to_thread(store.asked))
 
     def pick_theme(self, name: str | None) -> None:
         """Use a theme; None = the one that was chosen before."""
@@ -215,74 +185,11 @@ class ChatApp(App[None]):
         saved = self.remembered.theme if self.remembered else None
         self.theme = themes.choose(name or saved, self.available_themes, os.environ)
 
-    # -- the view of the talk -----------------------------------------------------------------
-
-    def show_chat(self) -> None:
-        assert self.talk is not None
-        c = self.talk.conversation
-        path = c.path()
-        self.chat.set_class(bool(path), "-talking")
-        self.chat.transcript.show(path, c.place)
-        self.handlers.recount()
-        self.show_state()
-
-    def show_new(self, message: Message) -> None:
-        self.chat.set_class(True, "-talking")
-        self.chat.transcript.add(message)
-
-    def show_piece(self, message: Message, chunk: Chunk) -> None:
-        self.chat.transcript.feed(message.id, chunk.text, chunk.reasoning, message.calls)
-
-    def show_end(self, message: Message) -> None:
-        self.chat.transcript.finish(message)
-        self.handlers.recount()
-
-    def took_back(self, question: Message) -> None:
-        if not self.chat.composer.draft.strip():
-            self.chat.composer.write(question.text)
-        self.chat.composer.area.focus()
+    # -- the composer -------------------------------------------------------------------------
 
     def tell(self, text: str, *, bad: bool = False) -> None:
-        self.chat.notice.tell(clean(text), bad=bad)
-
-    def show_state(self) -> None:
-        """Chips, status line, notice: from what is so."""
-        talk, keeper = self.talk, self.keeper
-        if talk is None or keeper is None:
-            return
-        chips = [Chip("note", "editing: enter sends it as another version, esc leaves it")]
-        chips = chips if self.editing else []
-        for i, q in enumerate(talk.queue):
-            chips.append(Chip("queued", "waits: " + " ".join(q.text.split())[:60], f"queue {i}"))
-        self.chat.composer.show_notes(chips)
-        self.chat.status.show(facts(talk, keeper, self.handlers, self.unsaved))
-        text, bad = notice(keeper)
-        self.chat.notice.last(text, bad=bad)
-        self.chat.welcome.show(*welcome(keeper))
-        moving = talk.busy or keeper.state == "loading" or self.handlers.pulling
-        if self._look is not None:
-            (self._look.resume if moving else self._look.pause)()
-
-    def _looked(self) -> None:
-        self.show_state()
-
-    def _model_changed(self) -> None:
-        assert self.keeper is not None
-        assert self.talk is not None
-        if self.keeper.state == "ready" and self.keeper.about is not None:
-            gc.freeze()
-            if self.keeper.error:
-                self.tell(self.keeper.error, bad=True)
-            elif self.remembered is not None:
-                self.remembered.set_model(
-                    self.keeper.target or self.keeper.about.model, self.options.where
-                )
-            self.handlers.recount()
-            self.talk.pump()
-        if self.keeper.state != "loading" or self._look is None or not self._look._active.is_set():
-            self.show_state()
-
-    # -- the composer -------------------------------------------------------------------------
+        """One line to the user, for a while."""
+        self.stage.tell(text, bad=bad)
 
     @on(Composer.Submitted)
     def _submitted(self, event: Composer.Submitted) -> None:
@@ -309,7 +216,7 @@ class ChatApp(App[None]):
                 self.chat.composer.write(self._before_edit)
         else:
             self.handlers.run(parsed)
-        self.show_state()
+        self.stage.show_state()
 
     @on(Composer.Refused)
     def _refused(self, event: Composer.Refused) -> None:
@@ -336,11 +243,10 @@ class ChatApp(App[None]):
         word, _, number = event.key.partition(" ")
         if word == "queue" and self.talk is not None and int(number) < len(self.talk.queue):
             del self.talk.queue[int(number)]
-            self.show_state()
+            self.stage.show_state()
 
     @on(Area.Edge)
     def _edge(self, event: Area.Edge) -> None:
-        assert self.chat is not None
         if self.talk is None:
             return
         if event.key == "enter":
@@ -351,7 +257,7 @@ class ChatApp(App[None]):
                 self.chat.composer.write(question.text)
             else:
                 self.chat.composer.area.recall_older()
-        elif event.key == "tab" and self.chat.transcript.can_focus:
+        elif event.key == "tab":
             self.action_pick(-1)
 
     def edit(self, message_id: str) -> None:
@@ -362,14 +268,14 @@ class ChatApp(App[None]):
         self.editing = message_id
         self.chat.composer.write(self.talk.conversation.messages[message_id].text)
         self.chat.composer.area.focus()
-        self.show_state()
+        self.stage.show_state()
 
     def _leave_edit(self) -> bool:
         if self.editing is None:
             return False
         self.editing = None
         self.chat.composer.write(self._before_edit)
-        self.show_state()
+        self.stage.show_state()
         return True
 
     # -- the transcript -----------------------------------------------------------------------
@@ -378,10 +284,32 @@ class ChatApp(App[None]):
     def _picked(self, event: Transcript.Picked) -> None:
         self.handlers.pick(event.message_id, event.action)
 
+    @on(Transcript.Copied)
+    def _copied(self, event: Transcript.Copied) -> None:
+        if event.problem:
+            self.tell(event.problem, bad=True)
+        else:
+            self.tell(f"copied the {event.what}")
+
+    @on(events.TextSelected)
+    def _selected(self) -> None:
+        self.chat.transcript.copy_selection()
+
     def action_pick(self, step: int) -> None:
-        pick = getattr(self.chat.transcript, "pick", None)
-        if pick is not None and self.talk is not None and self.talk.conversation.head:
-            pick(step)
+        """To the message above or below; below the last is the composer."""
+        transcript = self.chat.transcript
+        if self.talk is None or self.talk.conversation.head is None:
+            return
+        here = transcript.has_focus
+        if here and step > 0 and transcript.cursor == self.talk.conversation.head:
+            self._to_composer()
+        elif here or step < 0:
+            transcript.focus()
+            transcript.action_pick(step)
+
+    def _to_composer(self) -> None:
+        self.chat.transcript.pick(None)
+        self.chat.composer.area.focus()
 
     def action_scroll(self, where: str) -> None:
         getattr(self.chat.transcript, f"scroll_{where}")(animate=False)
@@ -401,7 +329,7 @@ class ChatApp(App[None]):
 
     def action_back(self) -> None:
         if self.chat.focused is not self.chat.composer.area:
-            self.chat.composer.area.focus()
+            self._to_composer()
         elif not self._leave_edit() and not (self.talk and self.talk.stop()):
             self.chat.notice.clear()
 
@@ -432,16 +360,19 @@ class ChatApp(App[None]):
             self.copy(area.selected_text, "the selection")
             area.move_cursor(area.cursor_location)
             return True
-        selected = self.screen.get_selected_text()
-        if selected:
-            self.copy(selected, "the selection")
-            self.screen.clear_selection()
-        return bool(selected)
+        if self.chat.transcript.copy_selection():
+            self.chat.clear_selection()
+            return True
+        return False
 
     def copy(self, text: str, what: str) -> None:
         """To the clipboard, through the terminal."""
-        self.copy_to_clipboard(text)
-        self.tell(f"copied {what}")
+        from edgerun.tui import clipboard
+
+        if clipboard.copy(self, text):
+            self.tell(f"copied {what}")
+        else:
+            self.tell(f"{what} is too long for the terminal's clipboard: /export", bad=True)
 
     def action_leave(self) -> None:
         area = self.chat.composer.area

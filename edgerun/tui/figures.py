@@ -103,8 +103,9 @@ async def tokens(talk: Talk) -> list[Section]:
         rows.append(("system prompt", await _size(talk, c.system)))
     for m in c.path():
         rows.append((f"{m.role}", f"{await _size(talk, m.text)}   {fit(one_line(m.text), 60)}"))
-        for a in m.attachments:
-            rows.append(("  file", f"{await _size(talk, a.text)}   {one_line(a.path)}"))
+        rows += [
+            ("  file", f"{await _size(talk, a.text)}   {one_line(a.path)}") for a in m.attachments
+        ]
     return [Section("Context", total), Section("Messages", rows)]
 
 

@@ -25,8 +25,8 @@ class ModelKeeper:
     Attributes:
         target: what was asked for last; None = the default model.
         stage, done, total: of a load: ``pull`` or ``load``, and bytes.
-        error: what went wrong with the last load, one line; in state ``ready`` the model from before
-            answers.
+        error: what went wrong with the last load, one line; in state ``ready`` the model from
+            before answers.
     """
 
     def __init__(self, partner: Partner, changed: Callable[[], None]) -> None:
