@@ -142,7 +142,7 @@ def purge(db: Database, sessions: Iterable[str]) -> None:
 
 
 def asked(db: Database, limit: int) -> list[str]:
-    """The last questions, each once, oldest first; long ones, which nobody types again, left out."""
+    """The last questions, each once, oldest first, but for long ones, which nobody types again."""
     sql = (
         "SELECT text FROM messages WHERE role = 'user' AND length(text) BETWEEN 1 AND 4000 "
         "GROUP BY text ORDER BY max(number) DESC LIMIT ?"

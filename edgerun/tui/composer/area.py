@@ -9,9 +9,10 @@ from typing import ClassVar
 from rich.segment import Segment
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.document._document import Location, Selection
 from textual.message import Message
 from textual.strip import Strip
-from textual.widgets._text_area import Location, Selection, TextArea
+from textual.widgets._text_area import TextArea
 
 from edgerun.tui.composer.folding import Folds
 from edgerun.tui.composer.history import History
