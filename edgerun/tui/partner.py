@@ -72,6 +72,7 @@ class Choice:
         partial: bytes of it that an interrupted pull has left.
         quant: how its weights are quantized, as in its file's name: "Q4_K_M"; "" = not known.
         tight: it fits, but with less than 4096 tokens of context or little memory to spare.
+        runs: whether it could be run at all; False = ``why`` says what is wrong with it.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Choice:
     partial: int = 0
     quant: str = ""
     tight: bool = False
+    runs: bool = True
 
 
 class Partner(abc.ABC):
