@@ -19,6 +19,7 @@ __all__ = [
     "Hit",
     "SessionInfo",
     "append",
+    "asked",
     "find",
     "fold_orphans",
     "list_sessions",
@@ -74,7 +75,7 @@ def save(db: Database, values: tuple[Any, ...]) -> None:
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
         "title = CASE WHEN excluded.named >= named THEN excluded.title ELSE title END, "
         "named = max(named, excluded.named), system = excluded.system, head = excluded.head, "
-        "visited = excluded.visited",
+        "visited = excluded.visited, created = min(created, excluded.created)",
         (*values, time.time()),
     )
 
@@ -138,6 +139,15 @@ def purge(db: Database, sessions: Iterable[str]) -> None:
         db.run("DELETE FROM messages WHERE session = ?", (session,))
         db.run("DELETE FROM drafts WHERE session = ?", (session,))
         db.run("DELETE FROM sessions WHERE id = ?", (session,))
+
+
+def asked(db: Database, limit: int) -> list[str]:
+    """The last questions, each once, oldest first; long ones, which nobody types again, left out."""
+    sql = (
+        "SELECT text FROM messages WHERE role = 'user' AND length(text) BETWEEN 1 AND 4000 "
+        "GROUP BY text ORDER BY max(number) DESC LIMIT ?"
+    )
+    return [text for (text,) in db.run(sql, (limit,)).fetchall()][::-1]
 
 
 def set_value(db: Database, table: str, key: str, value: str | None) -> None:

@@ -91,7 +91,9 @@ class Leaf:
 
         def key(leaf: Leaf) -> object:
             boxes = [(b.quote, b.number, b.done) for b in leaf.boxes]
-            return boxes, replace(leaf, line=0, at=0, below=0, boxes=(), sample=[], number=0, blank=False)
+            return boxes, replace(
+                leaf, line=0, at=0, below=0, boxes=(), sample=[], number=0, blank=False
+            )
 
         return key(self) == key(other)
 

@@ -1,4 +1,4 @@
-"""Code in colours, by Pygments, whose lexers are loaded when the first block of a language comes."""
+"""Code in colours, by Pygments; a lexer is loaded when the first block of its language comes."""
 
 from __future__ import annotations
 

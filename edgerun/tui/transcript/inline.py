@@ -63,7 +63,7 @@ def _inline_math(state: StateInline, silent: bool) -> bool:
 
 
 def _block_math(state: StateBlock, first: int, end: int, silent: bool) -> bool:
-    """A line that is ``$$`` or ``\\[`` alone, up to its other half or an empty line, or 50 lines."""
+    """``$$`` or ``\\[`` alone on a line, up to its other half, an empty line, or 50 lines."""
     if state.is_code_block(first):
         return False
 

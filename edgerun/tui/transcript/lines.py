@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 from edgerun.tui.text import graphemes, width
@@ -103,7 +104,7 @@ def fold(
             continue
         spans = _breaks(text, max(cells, 1), words)
         glue: list[str | None] = [None]
-        glue += [text[a[1] : b[0]] for a, b in zip(spans, spans[1:], strict=False)]
+        glue += [text[a[1] : b[0]] for a, b in pairwise(spans)]
         rows.extend(zip(_slices(part, spans), glue, strict=True))
     return rows
 
@@ -115,8 +116,7 @@ def _split(runs: Sequence[Run]) -> list[list[Run]]:
         first, *rest = run.text.split("\n")
         if first:
             rows[-1].append(run if not rest else Run(first, run.style, run.link))
-        for text in rest:
-            rows.append([Run(text, run.style, run.link)] if text else [])
+        rows += [[Run(text, run.style, run.link)] if text else [] for text in rest]
     return rows
 
 
@@ -143,7 +143,7 @@ def _breaks(text: str, cells: int, words: bool) -> list[tuple[int, int]]:
 
 def _pieces(text: str) -> Iterator[tuple[int, int, int]]:
     """``(start, end, end of the blanks after it)`` of what no row break may divide."""
-    start = -1
+    start, end, after = -1, 0, 0
     for match in _PIECE.finditer(text):
         first, stop = match.span(1)
         joined = first > 0 and (text[first - 1] == _JOINER or not width(text[first]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby, zip_longest
+from itertools import zip_longest
 
 from edgerun.tui.text import Cleaner
 from edgerun.tui.transcript.blocks import Box, Leaf, leaves, pieces
@@ -201,9 +201,7 @@ def _line(leaf: Leaf) -> int:
     return leaf.line + leaf.at + (2 if leaf.kind == "table" else int(leaf.fenced))
 
 
-def _restart(
-    found: Sequence[Leaf], i: int, lines: Sequence[str]
-) -> tuple[int, _Context | None]:
+def _restart(found: Sequence[Leaf], i: int, lines: Sequence[str]) -> tuple[int, _Context | None]:
     """Where in the text ``found[i]`` begins, and the context to begin there with; None = none."""
     leaf = found[i]
     outer = list(leaf.boxes)
@@ -216,13 +214,13 @@ def _restart(
             outer.append(here[0])
             numbers.append((here[0].number or 1) - 1)
     text = ""
-    for n, group in groupby(outer, key=lambda b: b.line):
-        until = outer.index(next(group)) + 1 + sum(1 for _ in group)
-        prefix = _opening(lines[n], outer[:until], n)
+    for n, box in enumerate(outer, 1):
+        if n < len(outer) and outer[n].line == box.line:
+            continue
+        prefix = _opening(lines[box.line], outer[:n], box.line)
         if prefix is None:
             return 0, None
         text += f"{prefix}x\n{_blanked(prefix).rstrip()}\n"
-    start = 0
     if not leaf.more:
         start = sum(len(x) + 1 for x in lines[: leaf.line])
         return start, _Context(text, tuple(numbers), blank=leaf.blank)
