@@ -42,7 +42,7 @@ CHOICES = [
            "needs 45 GB, 6.1 GB are free", "catalogue", 131072, "for large machines",
            quant="Q4_K_M"),
     Choice("mine-finetuned.gguf", "/home/me/models/mine-finetuned.Q8_0.gguf", 1_320_000_000,
-           True, True, "", "file", 4096),
+           True, True, "", "file", 4096, quant="Q8_0"),
     Choice("gemma3-1b", "gemma3-1b", 806_000_000, False, True, "", "catalogue", 32768,
            "small, many languages", partial=310_000_000, quant="Q4_K_M"),
 ]  # fmt: skip

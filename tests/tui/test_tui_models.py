@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from edgerun.errors import DownloadError
 from edgerun.tui.partner import Choice
-from edgerun.tui.screens.models import ModelScreen, quant, verdict
+from edgerun.tui.screens.models import ModelScreen, verdict
 from edgerun.tui.screens.pulls import Pull, Pulls
 
 
@@ -158,16 +158,15 @@ def test_the_mouse_moves_then_chooses() -> None:
     assert on_stage(_Rig(), script) == ["/home/me/models/mine-finetuned.Q8_0.gguf"]
 
 
-def test_the_verdict_and_the_quantization_of_a_choice() -> None:
-    known = Choice("m", "m", 1, fits=None)
-    assert verdict(known)[0] == ""
-    assert quant(known) == ""
-    names = {
-        "SmolLM2-135M-Instruct.Q4_1.gguf": "Q4_1", "gemma-3-270m-q4_k_m.gguf": "Q4_K_M",
-        "x-IQ2_XXS.gguf": "IQ2_XXS", "gpt-oss-20b-mxfp4.gguf": "MXFP4", "a.bf16.gguf": "BF16",
-        "qwen3-4b.gguf": "", "model-00001-of-00002-Q8_0.gguf": "Q8_0",
-    }  # fmt: skip
-    assert {n: quant(Choice(n, f"/models/{n}")) for n in names} == names
+def test_the_verdict_of_a_choice() -> None:
+    told = {
+        "": Choice("m", "m", 1, fits=None),
+        "fits": Choice("m", "m", 1, fits=True),
+        "tight": Choice("m", "m", 1, fits=True, tight=True),
+        "too big": Choice("m", "m", 1, fits=False),
+        "unusable": Choice("m", "m", 1, fits=False, runs=False),
+    }
+    assert {word: verdict(choice)[0] for word, choice in told.items()} == {w: w for w in told}
 
 
 def test_speed_and_time_left_are_those_of_the_last_seconds() -> None:

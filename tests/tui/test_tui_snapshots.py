@@ -27,6 +27,7 @@ from textual.screen import Screen
 from edgerun.chat import ChatOptions
 from edgerun.core import SamplingParams
 from edgerun.tui.screens.dialogs import Confirm
+from edgerun.tui.screens.help import HelpScreen, Section
 from edgerun.tui.screens.models import ModelScreen
 from edgerun.tui.screens.presets import Preset, PresetEditor, PresetScreen
 from edgerun.tui.screens.pulls import Pulls
@@ -40,6 +41,9 @@ PROMPTS = {
     "rubber duck": "Ask one question at a time until I see it myself.",
     "translator": "Translate into German. Keep Markdown as it is.",
 }
+KEYS = Section("Keys", [("enter", "send"), ("shift+enter, ctrl+j", "begin a new line")])
+COMMANDS = Section("Commands", [("/model [NAME]", "change the model, or pick one from what is "
+                                 "here and what could be fetched")])  # fmt: skip
 Script = Callable[[Stage, "Pilot[Any]"], Awaitable[None]]
 
 
@@ -98,6 +102,7 @@ SCREENS: dict[str, tuple[Callable[[], Screen[Any]], Script]] = {
     "sampling": (sampling, wrong),
     "presets": (lambda: PresetScreen(FakePresets(**PROMPTS), PROMPTS["translator"]), down),
     "preset": (lambda: PresetEditor(Preset("rubber duck", PROMPTS["rubber duck"])), nothing),
+    "help": (lambda: HelpScreen([KEYS, COMMANDS]), nothing),
     "themes": (ThemeScreen, own),
     "question": (lambda: Confirm("Overwrite?", "notes.md exists", yes="overwrite"), nothing),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ClassVar
 
@@ -17,25 +16,19 @@ from edgerun.tui.screens.rowlist import Column, Row
 
 __all__ = ["ModelScreen", "verdict"]
 
-_QUANT = re.compile(r"(?<![a-z0-9])(i?q\d(?:_\w+)?|tq\d_\d|mxfp4|bf16|f16|f32)(?=[.\-]|$)", re.I)
 _BAR = 12
 
 
 def verdict(choice: Choice) -> Span:
-    """Whether it fits in memory, in a word: ``fits``, ``tight``, ``too big``, or nothing."""
+    """Whether it can be run here, in a word: ``fits``, ``tight``, ``too big``, ``unusable``, or
+    nothing where that cannot be told."""
+    if not choice.runs:
+        return ("unusable", "bad")
     if choice.fits is None:
         return ("", "")
     if not choice.fits:
         return ("too big", "bad")
     return ("tight", "warn") if choice.tight else ("fits", "good")
-
-
-def quant(choice: Choice) -> str:
-    """How its weights are quantized, as far as it or its file's name says so."""
-    if choice.quant:
-        return choice.quant
-    hit = _QUANT.search(choice.target) or _QUANT.search(choice.name)
-    return hit[1].upper() if hit else ""
 
 
 class ModelScreen(ListPanel[str]):
@@ -108,7 +101,7 @@ class ModelScreen(ListPanel[str]):
         rows = [
             self._row(c, words)
             for c in self._known
-            if found(f"{c.name} {quant(c)} {c.notes}", words)
+            if found(f"{c.name} {c.quant} {c.notes}", words)
         ]
         typed = self.filter.value.strip()
         if typed and not self._state and not any(typed == c.name for c in self._known):
@@ -138,7 +131,7 @@ class ModelScreen(ListPanel[str]):
                 "mark": [glyph],
                 "name": name,
                 "state": state,
-                "quant": [(quant(c), "muted")],
+                "quant": [(c.quant, "muted")],
                 "size": [(size(c.size), "")],
                 "fits": [verdict(c)],
             },
