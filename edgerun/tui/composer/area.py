@@ -188,6 +188,9 @@ class Area(TextArea):
                     return row, end
         return super().get_cursor_right_location()
 
+    def get_cursor_left_location(self) -> Location:
+        return self.clamp_visitable(super().get_cursor_left_location())
+
     def _validate_selection(self, selection: Selection) -> Selection:
         return Selection(*map(self.clamp_visitable, selection))
 
