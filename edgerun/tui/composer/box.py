@@ -263,7 +263,7 @@ class Composer(Vertical):
     def _submitted(self, event: Area.Submitted) -> None:
         event.stop()
         if not event.text.strip():
-            self.area.post_message(Area.Edge("enter"))
+            self.post_message(Area.Edge("enter"))
             return
         if self._sending:
             return
