@@ -11,11 +11,13 @@ from rich.segment import Segment
 from rich.style import Style as RichStyle
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region, Size
+from textual.color import Color
+from textual.geometry import Region, Size, Spacing
 from textual.message import Message as Event
 from textual.scroll_view import ScrollView
 from textual.selection import Selection
 from textual.strip import Strip
+from textual.timer import Timer
 
 from edgerun.chat import ToolCall, ToolCallDelta
 from edgerun.tui import clipboard
@@ -30,12 +32,16 @@ __all__ = ["Action", "Transcript"]
 Action: TypeAlias = Literal["edit", "retry", "previous", "next", "continue"]
 
 #: Seconds between repaints while text streams.
-_FRAME = 1 / 30
+_FRAME = 1 / 25
 #: Columns before the text: the cursor bar and a blank.
 _GUTTER = 2
 #: Text is never wider: longer rows are hard to read.
 _MAX_WIDTH = 120
+#: Seconds between looks at the clock while a model reasons.
+_TICK = 0.25
+#: Seconds within which a second "copy code" means the block before.
 _AGAIN = 2.0
+_MORE = " ↓ more · End "
 
 
 class Transcript(ScrollView, can_focus=True):
@@ -112,7 +118,10 @@ Transcript {{
         self._laid_cells = 0
         self._strips: dict[int, Strip] = {}  # by row
         self._styles: dict[tuple[Style, str], RichStyle] = {}
+        self._ground: Color | None = None
         self._painted = 0.0
+        self._next: Timer | None = None  # the next repaint
+        self._ticks: Timer | None = None  # the next look at the clock
         self._copied: tuple[str, int, float] = ("", 0, 0.0)
 
     # -- what is shown ------------------------------------------------------------------------
@@ -219,32 +228,42 @@ Transcript {{
         return self._ends[-1] if self._ends else 0
 
     def on_mount(self) -> None:
+        """Paint what was shown before there was a screen."""
         super().on_mount()
-        self._frames = self.set_interval(_FRAME, self._frame, pause=not self._dirty)
+        if self._dirty:
+            self._mark()
 
     def _mark(self, message_id: str | None = None) -> None:
         """Something has changed: show it now, or when the last repaint is long enough ago."""
         self._dirty = True
         if message_id is not None:
             self._stale = min(self._stale, self._index[message_id])
-        if not self.is_mounted:
-            return
-        if time.monotonic() - self._painted >= _FRAME:
-            self._painted = time.monotonic()
-            self.call_later(self._frame)
-        self._frames.resume()
+        if self._next is None and self.is_attached:
+            wait = max(self._painted + _FRAME - time.monotonic(), 0.001)  # none would never end
+            self._next = self.set_timer(wait, self._frame)
 
     def _frame(self) -> None:
-        thinking = bool(self._entries) and self._entries[-1].thinking
-        if not self._dirty and not thinking:
-            self._frames.pause()
-        elif self.size.width and (self._dirty or self._entries[-1].stale(self._cells)):
+        self._next = None
+        if self._dirty and self.size.width:
             self._paint()
+        if self._ticks is None and self._thinking:
+            self._ticks = self.set_timer(_TICK, self._tick)
+
+    @property
+    def _thinking(self) -> bool:
+        return bool(self._entries) and self._entries[-1].thinking
+
+    def _tick(self) -> None:
+        """The seconds of reasoning go on without any text."""
+        self._ticks = None
+        if self._thinking:
+            self._stale = min(self._stale, len(self._entries) - 1)
+            self._mark()
 
     def _paint(self) -> None:
         self._dirty = False
         self._painted = time.monotonic()
-        top, changed = self._top(), self._lay()
+        before, top, changed = self._height, self._top(), self._lay()
         size = Size(self.size.width, self._height)
         if size != self.virtual_size:
             self.virtual_size = size
@@ -253,8 +272,9 @@ Transcript {{
         elif top is not None:
             self.scroll_to(y=self._start(top[0]) + top[1], animate=False)
         first = max(changed - self.scroll_offset.y, 0)
-        if first < self.size.height:
-            self.refresh(Region(0, first, self.size.width, self.size.height - first))
+        last = min(max(before, self._height) - self.scroll_offset.y, self.size.height)
+        if first < last:
+            self.refresh(Region(0, first, self.size.width, last - first))
 
     def _top(self) -> tuple[int, int] | None:
         """The entry at the top of the view and how much of it is above, if rows will move."""
@@ -302,21 +322,46 @@ Transcript {{
         i, row = self._at(y)
         return self._entries[i], *self._entries[i].row(row)
 
+    def render_lines(self, crop: Region) -> list[Strip]:
+        """The rows of the view within ``crop``. A row is drawn, and filtered, once."""
+        if self.styles.gutter != Spacing() or self.opacity != 1:
+            return super().render_lines(crop)
+        top, height, view = self.scroll_offset.y, self._height, self.size.height
+        strips = []
+        for y in crop.line_range:
+            strip = self._strips.get(top + y)
+            if strip is None:
+                strip = self._strips[top + y] = self._filtered(self._draw(top + y))
+            if y == view - 1 and not self._following and top + y < height - 1:
+                strip = self._with_label(strip)
+            strips.append(strip)
+        start, end = crop.column_span
+        if (start, end) != (0, self.size.width):
+            strips = [strip.crop(start, end) for strip in strips]
+        return strips
+
     def render_line(self, y: int) -> Strip:
         """One row of the view."""
-        cells = self.size.width
-        at = y + self.scroll_offset.y
-        strip = self._strips.get(at)
-        if strip is None:
-            strip = self._strips[at] = self._draw(at, cells)
-        if y == self.size.height - 1 and at < self._height - 1:
-            label = " ↓ more · End " if not self._following else ""
-            if label and len(label) < cells:
-                more = Segment(label, self._style(("more",)))
-                strip = Strip([*strip.crop(0, cells - len(label)), more], cells)
+        return self._draw(y + self.scroll_offset.y)
+
+    def _filtered(self, strip: Strip) -> Strip:
+        if self._ground is None:
+            self._ground = self.background_colors[1]
+        for line_filter in self.get_line_filters():
+            strip = strip.apply_filter(line_filter, self._ground)
         return strip
 
-    def _draw(self, y: int, cells: int) -> Strip:
+    def _with_label(self, strip: Strip) -> Strip:
+        """``strip``, the last in view, with a mark that there is more below."""
+        cells = self.size.width
+        if len(_MORE) >= cells:
+            return strip
+        more = self._filtered(Strip([Segment(_MORE, self._style(("more",)))], len(_MORE)))
+        return Strip.join([strip.crop(0, cells - len(_MORE)), more])
+
+    def _draw(self, y: int) -> Strip:
+        """Row ``y`` of all."""
+        cells = self.size.width
         entry, _, row = self._row(y)
         runs = [_gutter(entry, focused=self._is_cursor(entry)), *row.runs]
         selection = self.text_selection
@@ -327,7 +372,7 @@ Transcript {{
         room = min(cells, self._cells + _GUTTER) - row.cells - _GUTTER
         if row.fill and room > 0:
             segments.append(Segment(" " * room, self._style(row.fill)))
-        strip = Strip(segments).adjust_cell_length(cells, self.rich_style)
+        strip = Strip(segments).adjust_cell_length(cells, self._style(()))
         return strip.apply_offsets(0, y)
 
     def _is_cursor(self, entry: Entry | None) -> bool:
@@ -364,6 +409,7 @@ Transcript {{
         super().notify_style_update()
         self._styles.clear()
         self._strips.clear()
+        self._ground = None
 
     def on_resize(self, event: events.Resize) -> None:
         """Rows are made for the new width at the next frame."""
@@ -484,7 +530,7 @@ Transcript {{
         """Fold, step through branches, or put the cursor where the mouse is."""
         if self.text_selection is not None:
             return
-        on_label = event.y == self.size.height - 1 and event.x >= self.size.width - 14
+        on_label = event.y == self.size.height - 1 and event.x >= self.size.width - len(_MORE)
         if on_label and not self._following:
             self.action_follow()
             return
