@@ -92,8 +92,13 @@ Canvas {{
         return "\n".join(self._row(y)[2].text for y in range(self._height))
 
     @property
+    def _columns(self) -> int:
+        """Of the view, without the scrollbar."""
+        return self.scrollable_content_region.width
+
+    @property
     def _cells(self) -> int:
-        return max(min(self.size.width - GUTTER, _MAX_WIDTH), 1)
+        return max(min(self._columns - GUTTER, _MAX_WIDTH), 1)
 
     @property
     def _height(self) -> int:
@@ -115,7 +120,7 @@ Canvas {{
 
     def _frame(self) -> None:
         self._next = None
-        if self._dirty and self.size.width:
+        if self._dirty and self._columns:
             self._paint()
         if self._ticks is None and self._thinking:
             self._ticks = self.set_timer(_TICK, self._tick)
@@ -138,7 +143,7 @@ Canvas {{
         place = self._at(self.scroll_offset.y) if self._ends and not self._following else None
         old = self._entries[place[0]].height if place else 0
         changed = self._lay()
-        size = Size(self.size.width, self._height)
+        size = Size(self._columns, self._height)
         if size != self.virtual_size:
             self.virtual_size = size
         if self._following:
@@ -148,7 +153,7 @@ Canvas {{
         first = max(changed - self.scroll_offset.y, 0)
         last = min(max(height, self._height) - self.scroll_offset.y, self.size.height)
         if first < last:
-            self.refresh(Region(0, first, self.size.width, last - first))
+            self.refresh(Region(0, first, self._columns, last - first))
 
     def _stay(self, i: int, y: int, old: int) -> None:
         """Keep row ``y`` of the i-th entry, once ``old`` rows high, at the top of the view."""
@@ -213,7 +218,7 @@ Canvas {{
                 strip = self._with_label(strip)
             strips.append(strip)
         start, end = crop.column_span
-        if (start, end) != (0, self.size.width):
+        if (start, end) != (0, self._columns):
             strips = [strip.crop(start, end) for strip in strips]
         return strips
 
@@ -230,7 +235,7 @@ Canvas {{
 
     def _with_label(self, strip: Strip) -> Strip:
         """``strip``, the last in view, with a mark that there is more below."""
-        cells = self.size.width
+        cells = self._columns
         if len(MORE) >= cells:
             return strip
         more = self._filtered(Strip([Segment(MORE, self._style(("more",)))], len(MORE)))
@@ -238,13 +243,13 @@ Canvas {{
 
     def _draw(self, y: int) -> Strip:
         """Row ``y`` of all."""
-        cells = self.size.width
+        cells = self._columns
         entry, _, row = self._row(y)
         runs = [_gutter(entry, focused=self._is_cursor(entry)), *row.runs]
         selection = self.text_selection
         span = selection.get_span(y) if selection is not None else None
         if span is not None:
-            runs = highlighted(runs, *span)
+            runs = highlighted(runs, max(span[0], GUTTER), span[1])
         segments = [Segment(r.text, self._style(r.style, r.link)) for r in runs]
         room = min(cells, self._cells + GUTTER) - row.cells - GUTTER
         if row.fill and room > 0:
@@ -258,9 +263,7 @@ Canvas {{
     def _style(self, style: Style, link: str = "") -> RichStyle:
         found = self._styles.get((style, link))
         if found is None:
-            found = self._blend([n for n in style if n in NAMES])
-            if SELECTED in style:
-                found += self.screen.get_component_rich_style("screen--selection")
+            found = self._blend(style)
             if link:
                 found += RichStyle(link=link)
             self._styles[style, link] = found
@@ -271,10 +274,13 @@ Canvas {{
         _, _, background, color = self.colors
         auto, text = False, self.styles.text_style
         for name in names:
-            styles = self.get_component_styles(f"transcript--{name}")
+            if name == SELECTED:
+                styles = self.screen.get_component_styles("screen--selection")
+            else:
+                styles = self.get_component_styles(f"transcript--{name}")
             if styles.has_rule("background"):
                 background += styles.background
-            if styles.has_rule("color"):
+            if styles.has_rule("color") and (styles.color.a or styles.auto_color):
                 color, auto = styles.color, styles.auto_color
             text += styles.text_style
         if auto:

@@ -172,6 +172,7 @@ class Transcript(Canvas, can_focus=True):
             i = len(self._entries) - 1 if self._following else self._at(self.scroll_offset.y)[0]
         else:
             i = min(max(self._index[self._cursor] + step, 0), len(self._entries) - 1)
+        self._clear_selection()
         self.pick(self._entries[i].message.id)
 
     def pick(self, message_id: str | None, *, scroll: bool = True) -> None:
@@ -270,7 +271,7 @@ class Transcript(Canvas, can_focus=True):
         """Fold, step through branches, or put the cursor where the mouse is."""
         if self.text_selection is not None:
             return
-        on_label = event.y == self.size.height - 1 and event.x >= self.size.width - len(MORE)
+        on_label = event.y == self.size.height - 1 and event.x >= self._columns - len(MORE)
         if on_label and not self._following:
             self.action_follow()
             return
