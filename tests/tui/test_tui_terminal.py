@@ -185,8 +185,8 @@ def test_a_narrow_terminal_without_colours(terminal: Terminal) -> None:
     terminal._env["NO_COLOR"] = "1"
     terminal.start("-m", str(smollm2()))
     terminal.see("Ask anything")
+    terminal.tmux("send-keys", "C-o")  # at once: no key is lost while the program gets ready
     terminal.tmux("resize-window", "-x", "60", "-y", "16")
-    terminal.tmux("send-keys", "C-o")
     terminal.see("Models", "smollm2")
     terminal.tmux("send-keys", "Escape")
     terminal.wait(lambda t: "Models" not in t)
