@@ -48,7 +48,7 @@ _TWICE = 2.0
 _QUIET = 0.5
 
 
-class ChatApp(App[None]):
+class ChatApp(App[object]):
     """The program.
 
     Args:
@@ -60,7 +60,7 @@ class ChatApp(App[None]):
 
     TITLE = "edgerun"
     ENABLE_COMMAND_PALETTE = False
-    SCREENS: ClassVar = {}  # type: ignore[var-annotated]
+
     # Textual's own would be Ctrl+Q, which lies beside Ctrl+W.
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("ctrl+c,super+c", "interrupt", "copy, stop, clear; twice: leave", priority=True),
@@ -327,7 +327,7 @@ class ChatApp(App[None]):
     def action_palette(self) -> None:
         self.handlers.palette()
 
-    def action_back(self) -> None:
+    def action_escape(self) -> None:
         if self.chat.focused is not self.chat.composer.area:
             self._to_composer()
         elif not self._leave_edit() and not (self.talk and self.talk.stop()):

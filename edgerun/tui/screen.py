@@ -138,7 +138,7 @@ class ChatScreen(Screen[None]):
     """Its keys; what they do is the program's, see :class:`~edgerun.tui.app.ChatApp`."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "app.back", "stop the answer, or go back to the text", show=False),
+        Binding("escape", "app.escape", "stop the answer, or go back to the text", show=False),
         Binding("ctrl+d", "app.leave", "leave, if nothing is typed", priority=True),
         Binding("ctrl+n", "app.do('new')", "a new chat", priority=True),
         Binding("ctrl+r", "app.do('sessions')", "earlier chats", priority=True),

@@ -142,7 +142,7 @@ def purge(db: Database, sessions: Iterable[str]) -> None:
 
 
 def asked(db: Database, limit: int) -> list[str]:
-    """The last questions, each once, oldest first; long ones, which nobody types again, left out."""
+    """The last questions, each once, oldest first, but for long ones, which nobody types again."""
     sql = (
         "SELECT text FROM messages WHERE role = 'user' AND length(text) BETWEEN 1 AND 4000 "
         "GROUP BY text ORDER BY max(number) DESC LIMIT ?"
@@ -224,7 +224,8 @@ def _alive(writer: str | None) -> bool:
 
     try:
         node, pid, started = json.loads(writer or "")
-        return node != platform.node() or abs(psutil.Process(pid).create_time() - started) < 1.0
+        mine = node == platform.node()
+        return not mine or bool(abs(psutil.Process(pid).create_time() - started) < 1.0)
     except (ValueError, TypeError, psutil.Error):
         return False
 

@@ -36,7 +36,12 @@ class ModelActions(Base):
         )
 
     def change_model(self, target: str) -> None:
-        self.talk.when_stopped(lambda: self.talk.keeper.load(target) and None)
+        """Once the turn, which is stopped, has ended."""
+
+        def go() -> None:
+            self.talk.keeper.load(target)
+
+        self.talk.when_stopped(go)
 
     @property
     def pulls(self) -> Pulls:

@@ -9,9 +9,10 @@ from typing import ClassVar
 from rich.segment import Segment
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.document._document import Location, Selection
 from textual.message import Message
 from textual.strip import Strip
-from textual.widgets._text_area import Location, Selection, TextArea
+from textual.widgets._text_area import TextArea
 
 from edgerun.tui.composer.folding import Folds
 from edgerun.tui.composer.history import History
@@ -186,6 +187,9 @@ class Area(TextArea):
                 if start <= column < end:
                     return row, end
         return super().get_cursor_right_location()
+
+    def get_cursor_left_location(self) -> Location:
+        return self.clamp_visitable(super().get_cursor_left_location())
 
     def _validate_selection(self, selection: Selection) -> Selection:
         return Selection(*map(self.clamp_visitable, selection))

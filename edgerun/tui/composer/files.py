@@ -103,9 +103,7 @@ def read(path: str, base: Path) -> Found:
         return Found(path, refusal="not text", size=size)
     try:
         return Found(path, data.decode("utf-8-sig"), size=size)
-    except UnicodeDecodeError as e:
-        if e.start > 0 and e.end >= len(data) - 3 and e.reason == "unexpected end of data":
-            return Found(path, data.decode("utf-8-sig", "replace"), size=size)
+    except UnicodeDecodeError:
         return Found(path, refusal="not UTF-8 text", size=size)
 
 
