@@ -1,4 +1,5 @@
 """The program as a whole, with a partner that plays a script."""
+
 from helpers.tui_app import chat, play
 
 
