@@ -199,9 +199,6 @@ class ChatApp(App[object]):
 
     @on(Composer.Submitted)
     def _submitted(self, event: Composer.Submitted) -> None:
-        area = self.chat.composer.area
-        area.asked.add(event.text)
-        area.take()
         if self.talk is None:
             self._waiting.append(event)
             self.chat.composer.show_notes([Chip("queued", "waits: " + event.text[:60])])
