@@ -250,9 +250,11 @@ class ChatApp(App[object]):
 
     @on(Area.Edge)
     def _edge(self, event: Area.Edge) -> None:
-        if self.talk is None:
+        if event.key == "ctrl+d":
+            self.quit()
+        elif self.talk is None:
             return
-        if event.key == "enter":
+        elif event.key == "enter":
             self.talk.pump()
         elif event.key == "up":
             question = self.talk.take_back()
@@ -382,14 +384,10 @@ class ChatApp(App[object]):
         else:
             self.tell(f"{what} is too long for the terminal's clipboard: /export", bad=True)
 
-    def action_leave(self) -> None:
-        area = self.chat.composer.area
-        if area.text:
-            area.action_delete_right()
-        else:
-            self.quit()
-
     # -- end ----------------------------------------------------------------------------------
+
+    async def action_quit(self) -> None:
+        self.quit()
 
     def quit(self) -> None:
         """Save and leave, whatever goes on."""

@@ -39,6 +39,7 @@ class Area(TextArea):
             "ctrl+k", "delete_to_end_of_line_or_delete_line", "delete to the end of the line",
             show=False,
         ),
+        Binding("ctrl+d", "delete_or_leave", "leave, if nothing is typed"),
         Binding("ctrl+z", "undo", "undo typing", show=False),
         Binding("ctrl+y", "redo", "redo typing", show=False),
         Binding("alt+left", "cursor_word_left", show=False),
@@ -139,6 +140,12 @@ class Area(TextArea):
             self.post_message(self.Submitted(draft, shown))
         else:
             self.post_message(self.Edge("enter"))
+
+    def action_delete_or_leave(self) -> None:
+        if self.text:
+            self.action_delete_right()
+        else:
+            self.post_message(self.Edge("ctrl+d"))
 
     def action_newline(self) -> None:
         self.insert_text("\n")
