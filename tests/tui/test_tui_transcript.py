@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
+import time
 import unicodedata
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -142,8 +144,8 @@ def test_streaming_equals_showing_even_when_resized() -> None:
 def test_the_last_words_come_within_a_frame_and_repaints_keep_their_distance() -> None:
     async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
         paints: list[int] = []
-        paint = view._paint
-        view._paint = lambda: (paints.append(1), paint())[1]  # type: ignore[method-assign]
+        paint = view.paint
+        view.paint = lambda: (paints.append(1), paint())[1]  # type: ignore[method-assign]
         view.add(answer(state="streaming"))
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -214,7 +216,8 @@ def test_reasoning_is_folded_and_timed() -> None:
     assert rows() == [
         "smollm2", "▾ Thought for 3 s · 1 210 tokens", "Let me see", "", "Yes", "",
     ]  # fmt: skip
-    assert entry.toggle() and "▸" in rows()[1]
+    assert entry.toggle()
+    assert "▸" in rows()[1]
 
 
 def test_calls_are_shown_as_they_come() -> None:
@@ -264,7 +267,8 @@ def test_following_the_end() -> None:
         for i in range(30):
             view.feed("a", f"line {i}\n\n")
         await settle(pilot)
-        assert view.following and "line 29" in app.screen_rows()[-2]
+        assert view.following
+        assert "line 29" in app.screen_rows()[-2]
         await pilot.press("pageup")
         await pilot.pause(0.4)
         assert not view.following
@@ -275,7 +279,8 @@ def test_following_the_end() -> None:
         assert app.screen_rows() == before, "what is read stays where it is"
         await pilot.press("end")
         await settle(pilot)
-        assert view.following and "and more" in app.screen_rows()[-2]
+        assert view.following
+        assert "and more" in app.screen_rows()[-2]
         view.feed("a", "the last")
         await settle(pilot)
         assert "the last" in app.screen_rows()[-2]
@@ -299,7 +304,8 @@ def test_a_resize_keeps_the_place() -> None:
         view.action_follow()
         await pilot.resize_terminal(25, 8)
         await settle(pilot)
-        assert view.following and view.scroll_offset.y == view.max_scroll_y
+        assert view.following
+        assert view.scroll_offset.y == view.max_scroll_y
 
     run(test)
 
@@ -335,7 +341,8 @@ def test_the_mouse() -> None:
         await settle(pilot)
         await pilot.click(Transcript, offset=(12, 0))
         await pilot.click(Transcript, offset=(17, 0))
-        assert app.seen == [("a", "previous"), ("a", "next")] and view.cursor == "a"
+        assert app.seen == [("a", "previous"), ("a", "next")]
+        assert view.cursor == "a"
         await pilot.click(Transcript, offset=(5, 1))
         await settle(pilot)
         assert app.screen_rows()[1:3] == ["▌ ▾ Thought", "▌ hm"]
@@ -343,7 +350,8 @@ def test_the_mouse() -> None:
         await pilot.hover(Transcript, offset=(4, 5))
         await pilot.mouse_up(Transcript, offset=(4, 5))
         await settle(pilot)
-        assert app.sent == ["two\nthr"] and ("selection", "") in app.seen
+        assert app.sent == ["two\nthr"]
+        assert ("selection", "") in app.seen
         await pilot.press("c")
         assert app.sent == ["two\nthr"] * 2  # what is selected, not the message
         view.screen.clear_selection()
@@ -427,7 +435,8 @@ def test_without_colours_structure_stays(monkeypatch: pytest.MonkeyPatch) -> Non
         for color in (s.color for s in styles if s.color):
             r, g, b = color.get_truecolor()
             assert r == g == b
-        assert any(s.bold and s.underline for s in styles) and any(s.italic for s in styles)
+        assert any(s.bold and s.underline for s in styles)
+        assert any(s.italic for s in styles)
 
     run(test)
 
@@ -463,7 +472,42 @@ def test_showing_a_branch_keeps_what_is_common() -> None:
         view.pick("q2")
         view.show([user("x"), answer("long " * 100), user("z", "q3")], lambda _: (2, 2))
         await settle(pilot)
-        assert rows_of(view, ["q", "a"]) == kept and view.cursor is None
-        assert "y" not in view.text() and "z" in view.text()
+        assert rows_of(view, ["q", "a"]) == kept
+        assert view.cursor is None
+        assert "y" not in view.text()
+        assert "z" in view.text()
 
     run(test)
+
+
+SOME = "- item with **bold**\n- `code`\n\n|a|b|\n|-|-|\n|1|2|\n\nText of some words.\n\n" * 2 + (
+    "```py\nfor i in range(3):\n    print(i)\n```\n\n1. one\n2. two\n\n"
+)
+
+
+def test_a_chunk_costs_the_same_after_5000_lines() -> None:
+    """In processor time, from the chunk to the rows; benchmarks/chat.py measures the screen too."""
+
+    def median(view: Transcript) -> float:
+        costs = []
+        for at in range(0, 4 * len(SOME), 4):
+            chunk = (SOME * 4)[at : at + 4]
+            began = time.process_time()
+            view.feed("a", chunk)
+            view.paint()
+            costs.append(time.process_time() - began)
+        return statistics.median(costs)
+
+    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
+        view.add(answer(SOME, state="streaming"))
+        await settle(pilot)
+        first = median(view)
+        text = SOME * (5000 // SOME.count("\n") + 1)
+        for at in range(0, len(text), 500):
+            view.feed("a", text[at : at + 500])
+            view.paint()
+        assert view.virtual_size.height > 4500
+        again = min(median(view) for _ in range(2))
+        assert again < 1.5 * first, (first, again)
+
+    run(test, (80, 24))
