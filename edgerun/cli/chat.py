@@ -78,8 +78,14 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     params = sampling_params(args)  # what is wrong with them is said before the screen changes
     if args.url:
-        args.url = _address(args.url)
+        from edgerun.tui.remote import base_of
+
+        base_of(args.url)
         _refuse_local_options(args)
+    elif args.api_key:
+        raise RequestError(
+            "--api-key is for a server: give its address with --url", param="api_key"
+        )
     if args.plain or not _capable():
         from edgerun.cli import plain_chat
 
@@ -96,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         params=params,
         where=args.url or "",
     )
-    return _run_app(ChatApp(options, lambda: _partner(args), _title()))
+    return _run_app(ChatApp(options, lambda: partner(args), _title()))
 
 
 def _capable() -> bool:
@@ -106,17 +112,12 @@ def _capable() -> bool:
     return all(s is not None and s.isatty() for s in (sys.__stdin__, sys.__stdout__))
 
 
-def _address(url: str) -> str:
-    found = url if "://" in url else f"http://{url}"
-    if not found.startswith(("http://", "https://")) or len(found) < 9:
-        raise RequestError(
-            f"--url {printable(url)} is no address: write http://HOST:PORT", param="url"
-        )
-    return found
-
-
 def _refuse_local_options(args: argparse.Namespace) -> None:
-    """An option that would do nothing is an error."""
+    """An option that would do nothing is an error.
+
+    Raises:
+        RequestError: names it.
+    """
     local = {"backend": "auto", "ctx": None, "threads": None, "kv": None, "speculation": None,
              "draft": None, "kv_disk": None}  # fmt: skip
     for name, default in local.items():
@@ -125,17 +126,12 @@ def _refuse_local_options(args: argparse.Namespace) -> None:
             raise RequestError(f"{option} says how a model is run here; with --url none is")
 
 
-def api_key(args: argparse.Namespace) -> str | None:
-    """What the server is to be shown."""
-    key: str | None = args.api_key or os.environ.get("EDGERUN_API_KEY")
-    return key
-
-
-def _partner(args: argparse.Namespace) -> Partner:
+def partner(args: argparse.Namespace) -> Partner:
+    """Who answers: a server, or a model in this process."""
     if args.url:
         from edgerun.tui.remote import RemotePartner
 
-        return RemotePartner(args.url, api_key(args))
+        return RemotePartner(args.url, args.api_key or os.environ.get("EDGERUN_API_KEY"))
     from edgerun.tui.local import LocalPartner
 
     options = {k: v for k in ("speculation", "draft") if (v := getattr(args, k)) is not None}

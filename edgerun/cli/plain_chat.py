@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from contextlib import closing, suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from edgerun.chat import ChatOptions
 from edgerun.cli.options import (
     forgive_stdin,
     open_llm,
@@ -14,15 +16,17 @@ from edgerun.cli.options import (
     speed_line,
     writer,
 )
-from edgerun.errors import ClosedError, EdgerunError, printable
+from edgerun.errors import ClosedError, EdgerunError, RequestError, printable
 
 if TYPE_CHECKING:
     import argparse
 
-    from edgerun.core import SamplingParams
+    from edgerun.core import Chunk, SamplingParams
     from edgerun.llm import LLM
 
 __all__ = ["HELP", "run"]
+
+T = TypeVar("T")
 
 #: Its commands.
 HELP = """\
@@ -36,14 +40,24 @@ End a line with \\ to go on on the next. Ctrl-C stops an answer."""
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask and answer until the input ends; questions come from stdin, answers go to stdout."""
+    """Ask and answer until the input ends; questions come from the command line and from stdin,
+    answers go to stdout. Nothing is kept.
+
+    Raises:
+        RequestError: an option needs what is kept.
+    """
+    if args.latest or args.resume is not None:
+        raise RequestError("earlier chats can be gone on with in a terminal's full screen only")
     params = sampling_params(args)
     forgive_stdin()
     with suppress(ImportError):
         import readline  # noqa: F401  history and line editing for input()
-    with open_llm(args, chat=True) as llm:
-        chat = _Chat(llm, params, args.system)
-        _say(f"{printable(llm.name)} · {_backend(llm)} · context {llm.n_ctx} · /help for commands")
+    first = " ".join(args.question).strip()
+    with _Server(args) if args.url else open_llm(args, chat=True) as talker:
+        chat = _Chat(talker, params, args.system)
+        _say(f"{_about(talker)} · /help for commands")
+        if first:
+            chat.take(first)
         while True:
             try:
                 line = _read()
@@ -54,9 +68,69 @@ def run(args: argparse.Namespace) -> int:
                 return 0
 
 
-def _backend(llm: LLM) -> str:
-    facts = llm.backend.describe()
-    return " ".join([llm.backend.name, *(f"{k}={v}" for k, v in facts.items())])
+def _about(talker: LLM | _Server) -> str:
+    if isinstance(talker, _Server):
+        return f"{printable(talker.name)} · {printable(talker.url)}"
+    facts = talker.backend.describe()
+    backend = " ".join([talker.backend.name, *(f"{k}={v}" for k, v in facts.items())])
+    return f"{printable(talker.name)} · {backend} · context {talker.n_ctx}"
+
+
+class _Server:
+    """The part of :class:`edgerun.LLM` that is needed here, of a model behind an address."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        import asyncio
+
+        from edgerun.cli.chat import partner
+
+        self.url: str = args.url
+        self._loop = asyncio.new_event_loop()
+        self._partner = partner(args)
+        try:
+            about = self._run(self._partner.load(args.model, lambda *_: None))
+        except BaseException:
+            self.close()
+            raise
+        self.name: str = about.model
+
+    def __enter__(self) -> _Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._run(self._partner.close())
+        self._loop.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        task = self._loop.create_task(work)
+        try:
+            return self._loop.run_until_complete(task)
+        except KeyboardInterrupt:
+            task.cancel()
+            with suppress(BaseException):  # its end, whichever
+                self._loop.run_until_complete(task)
+            raise
+
+    def stream_chat(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams
+    ) -> Generator[Chunk, None, None]:
+        """As :meth:`edgerun.LLM.stream_chat`; closing it ends the request."""
+        answer = self._partner.answer(messages, params, ChatOptions())
+        try:
+            while True:
+                try:
+                    yield self._run(_next(answer))
+                except StopAsyncIteration:
+                    return
+        finally:
+            self._run(answer.aclose())
+
+
+async def _next(answer: AsyncGenerator[Chunk, None]) -> Chunk:
+    return await anext(answer)
 
 
 def _read() -> str | None:
@@ -80,7 +154,7 @@ def _say(text: str) -> None:
 class _Chat:
     """A conversation and what its commands do to it."""
 
-    def __init__(self, llm: LLM, params: SamplingParams, system: str | None) -> None:
+    def __init__(self, llm: LLM | _Server, params: SamplingParams, system: str | None) -> None:
         self._llm = llm
         self._params = params
         self._system = system

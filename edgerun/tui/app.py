@@ -87,6 +87,7 @@ class ChatApp(App[object]):
         self.unsaved = ""
         self._before_edit = ""
         self._waiting: list[Composer.Submitted] = []
+        self._early = ""
         self._interrupted = -1e9
         self._keep: Timer | None = None
         self.failure: BaseException | None = None
@@ -137,6 +138,8 @@ class ChatApp(App[object]):
         waiting, self._waiting = self._waiting, []
         for submitted in waiting:
             self._act(submitted)
+        if self._early:
+            self.action_do(self._early)
 
     def _open_store(self) -> Store:
         """On a thread."""
@@ -320,9 +323,10 @@ class ChatApp(App[object]):
         self.tell("ctrl+d leaves")
 
     def action_do(self, name: str) -> None:
-        command = commands.find(name)
-        if self.talk is not None and command is not None:
-            self.handlers.run(commands.Parsed(name, "", command))
+        if self.talk is None:
+            self._early = name  # the last one counts
+        else:
+            self.handlers.run(commands.Parsed(name, "", commands.find(name)))
 
     def action_palette(self) -> None:
         self.handlers.palette()
@@ -336,7 +340,11 @@ class ChatApp(App[object]):
     def action_interrupt(self) -> None:
         area = self.chat.composer.area
         if isinstance(self.screen, ModalScreen):
-            self.screen.dismiss(None)
+            close = getattr(self.screen, "action_close", None)
+            if close is not None:
+                close()
+            else:
+                self.screen.dismiss(None)
         elif self.copy_selection():
             pass
         elif self.talk is not None and self.talk.stop():

@@ -9,7 +9,7 @@ from edgerun.tui.app import ChatApp
 from edgerun.tui.commands import by_group, find
 from edgerun.tui.composer.area import Area
 from edgerun.tui.screen import ChatScreen
-from edgerun.tui.screens.help import HelpScreen, Section, of_bindings
+from edgerun.tui.screens.help import HelpScreen, Section, of_bindings, of_screens
 from edgerun.tui.screens.lines import found, mark
 from edgerun.tui.screens.panel import Hint, ListPanel
 from edgerun.tui.screens.rowlist import Column, Row
@@ -38,6 +38,7 @@ def sections() -> list[Section]:
             also = "".join(f", /{a}" for a in c.aliases)
             rows.append((c.usage + also, c.help))
         out.append(Section(group, rows))
+    out += of_screens()
     return [s for s in out if s.rows]
 
 

@@ -19,7 +19,8 @@ from edgerun.tui.transcript import Transcript
 
 __all__ = ["ChatScreen", "Notice", "Welcome"]
 
-PLACEHOLDER = "Ask anything      / commands   @ files   shift+enter or ctrl+j: new line"
+#: What stands in an empty composer.
+HINTS = ("Ask anything", "/ commands", "@ files", "ctrl+j new line", "ctrl+p palette", "f1 help")
 
 
 def wrap(text: str, cells: int) -> list[str]:
@@ -168,7 +169,7 @@ class ChatScreen(Screen[None]):
         self.welcome = Welcome(title, id="welcome")
         self.transcript = Transcript(id="transcript")
         self.notice = Notice(id="notice")
-        self.composer = Composer(PLACEHOLDER, id="box")
+        self.composer = Composer(HINTS, id="box")
         self.status = StatusLine(id="status")
 
     def compose(self) -> ComposeResult:

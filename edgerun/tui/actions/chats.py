@@ -113,17 +113,17 @@ class ChatActions(Base):
         from edgerun.tui.export import to_json, to_markdown
 
         name = rest or _file_name(self.chat.title)
+        if not Path(name).suffix:
+            name += ".md"
         path = self.app.folder / Path(name).expanduser()
         text = to_json(self.chat) if path.suffix.lower() == ".json" else to_markdown(self.chat)
-        if not path.suffix:
-            path = path.with_suffix(".md")
         try:
             with path.open("x", encoding="utf-8") as f:
                 f.write(text)
         except FileExistsError:
-            self.tell(f"{printable(path)} is there already: name another file", bad=True)
+            self.tell(f"{printable(name)} is there already: name another file", bad=True)
         except OSError as e:
-            self.tell(f"cannot write {printable(path)}: {e.strerror}", bad=True)
+            self.tell(f"cannot write {printable(name)}: {e.strerror}", bad=True)
         else:
             self.tell(f"written to {one_line(str(path))}")
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from textual import on
+from textual import events, on
 from textual.app import ComposeResult
 from textual.containers import Vertical
 from textual.message import Message
@@ -20,6 +20,7 @@ from edgerun.tui.composer.complete import Item, Wanted, commands_for, values_for
 from edgerun.tui.composer.popup import Popup
 from edgerun.tui.conversation import Attachment
 from edgerun.tui.status import bytes_text, count_text
+from edgerun.tui.text import width
 
 __all__ = ["Composer"]
 
@@ -34,7 +35,7 @@ class Composer(Vertical):
     """Posts :class:`Submitted` and :class:`Changed`.
 
     Args:
-        placeholder: shown while there is no text.
+        hints: shown while there is no text, as many of them as fit.
         base: the folder that relative paths start from.
     """
 
@@ -79,7 +80,8 @@ class Composer(Vertical):
         id: str | None = None,  # noqa: A002
     ) -> None:
         super().__init__(id=id)
-        self.area = Area(placeholder, id="area")
+        self._hints = hints
+        self.area = Area(id="area")
         self.popup, self.chips = Popup(), Chips()
         self.base = base or Path.cwd()
         self.listing = files.Listing(self.base)
@@ -100,6 +102,9 @@ class Composer(Vertical):
         self.area.keys = self._key
 
     # -- the draft ----------------------------------------------------------------------------
+
+    def on_resize(self, event: events.Resize) -> None:
+        self.area.placeholder = fitting(self._hints, event.size.width - 4)
 
     @property
     def draft(self) -> str:
@@ -267,7 +272,7 @@ class Composer(Vertical):
     def _submitted(self, event: Area.Submitted) -> None:
         event.stop()
         if not event.text.strip():
-            self.area.post_message(Area.Edge("enter"))
+            self.post_message(Area.Edge("enter"))
             return
         if self._sending:
             return
@@ -291,6 +296,17 @@ class Composer(Vertical):
             self.post_message(self.Submitted(text, tuple(attached)))
         finally:
             self._sending = False
+
+
+def fitting(hints: Sequence[str], cells: int) -> str:
+    """The ``hints`` on one line, whole ones, from the first on."""
+    line = ""
+    for hint in hints:
+        longer = f"{line}   {hint}" if line else hint
+        if line and width(longer) > cells:
+            break
+        line = longer
+    return line
 
 
 def _same(want: Wanted, item: Item) -> bool:

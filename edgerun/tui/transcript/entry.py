@@ -30,6 +30,7 @@ class Entry:
     Attributes:
         message: what it shows. Text comes by :meth:`feed` while it streams.
         place: (i, n): it is the i-th of n messages that answer, or ask, the same.
+        streaming: more of it may come.
         open: parts that are folded out: "reasoning", "calls", "result".
         height: rows, at the width that was last asked for.
     """
@@ -53,13 +54,15 @@ class Entry:
         self._label = ""
         self._dirty = self._all = True
         self._sections: list[tuple[Part, Sequence[Line]]] = []
-        streaming = message.state == "streaming"
-        self._body = Flow(message.text, ended=not streaming) if self._markdown else None
-        self._reasoning = Flow(message.reasoning, ("reasoning",), ended=not streaming)
+        self._start(message)
 
-    @property
-    def _markdown(self) -> bool:
-        return self.message.role == "assistant"
+    def _start(self, message: Message) -> None:
+        """Begin with what there is of ``message``."""
+        self.streaming = message.state == "streaming"
+        ended = not self.streaming
+        assistant = message.role == "assistant"
+        self._body = Flow(message.text, ended=ended) if assistant else None
+        self._reasoning = Flow(message.reasoning, ("reasoning",), ended=ended)
 
     @property
     def thinking(self) -> bool:
@@ -105,7 +108,7 @@ class Entry:
     def finish(self, message: Message) -> None:
         """The message is complete. If its text is not what was fed, all is made anew."""
         self._stop_thinking()
-        self.message = message
+        self.message, self.streaming = message, False
         self._calls = list(message.calls)
         if self._body is not None and not self._body.end(message.text):
             self._body = Flow(message.text, ended=True)
@@ -115,9 +118,8 @@ class Entry:
 
     def update(self, message: Message, place: tuple[int, int]) -> None:
         """Show ``message`` instead; what has not changed is kept."""
-        if message.state == "streaming" and self.message.state != "streaming":
-            self._body = Flow(message.text) if self._markdown else None
-            self._reasoning = Flow(message.reasoning, ("reasoning",))
+        if message.state == "streaming" and not self.streaming:
+            self._start(message)
         self.message, self.place = message, place
         self._dirty = self._all = True
         if message.state != "streaming":

@@ -154,7 +154,7 @@ class Markdown:
     def _set_aside(self, found: Sequence[Leaf]) -> None:
         self._number(found)
         self.done.extend(found)
-        self._codes = next((x.number for x in reversed(self.done) if x.number), 0)
+        self._codes = max((x.number for x in found if x.number), default=self._codes)
 
     def _show(self, found: list[Leaf]) -> None:
         self._number(found)

@@ -3,58 +3,36 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import ClassVar, Literal, TypeAlias
 
-from rich.segment import Segment
-from rich.style import Style as RichStyle
 from textual import events
 from textual.binding import Binding, BindingType
-from textual.geometry import Region, Size
 from textual.message import Message as Event
-from textual.scroll_view import ScrollView
 from textual.selection import Selection
-from textual.strip import Strip
 
 from edgerun.chat import ToolCall, ToolCallDelta
 from edgerun.tui import clipboard
 from edgerun.tui.conversation import Message
-from edgerun.tui.transcript.entry import Entry, Part
-from edgerun.tui.transcript.lines import BLANK, Line, Run, Style
-from edgerun.tui.transcript.selecting import SELECTED, highlighted, selected
-from edgerun.tui.transcript.styles import CSS, NAMES
+from edgerun.tui.transcript.canvas import GUTTER, MORE, Canvas
+from edgerun.tui.transcript.entry import Entry
+from edgerun.tui.transcript.selecting import selected
 
 __all__ = ["Action", "Transcript"]
 
 Action: TypeAlias = Literal["edit", "retry", "previous", "next", "continue"]
 
-#: Seconds between repaints while text streams.
-_FRAME = 1 / 30
-#: Columns before the text: the cursor bar and a blank.
-_GUTTER = 2
-#: Text is never wider: longer rows are hard to read.
-_MAX_WIDTH = 120
+#: Seconds within which a second "copy code" means the block before.
 _AGAIN = 2.0
 
 
-class Transcript(ScrollView, can_focus=True):
+class Transcript(Canvas, can_focus=True):
     """The messages of a conversation, the last of which may be streaming.
 
     Only visible rows are drawn; rows are made when text comes or the width changes. ``feed`` marks
     what has changed, and at most 30 times a second it is shown.
     """
 
-    COMPONENT_CLASSES: ClassVar[set[str]] = {f"transcript--{name}" for name in NAMES}
-    DEFAULT_CSS = f"""
-Transcript {{
-    overflow-x: hidden;
-    overflow-y: scroll;
-    scrollbar-size-vertical: 1;
-    background: $background;
-{CSS}
-}}
-"""
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up", "pick(-1)", "Previous message", show=False),
         Binding("down", "pick(1)", "Next message", show=False),
@@ -102,17 +80,6 @@ Transcript {{
         classes: str | None = None,
     ) -> None:
         super().__init__(name=name, id=id, classes=classes)
-        self._entries: list[Entry] = []
-        self._index: dict[str, int] = {}
-        self._ends: list[int] = []  # the row after each entry
-        self._cursor: str | None = None
-        self._following = True
-        self._dirty = False
-        self._stale = 0  # the first entry whose rows may have changed
-        self._laid_cells = 0
-        self._strips: dict[int, Strip] = {}  # by row
-        self._styles: dict[tuple[Style, str], RichStyle] = {}
-        self._painted = 0.0
         self._copied: tuple[str, int, float] = ("", 0, 0.0)
 
     # -- what is shown ------------------------------------------------------------------------
@@ -141,7 +108,9 @@ Transcript {{
         self._following = True
         self._stale = 0
         self._ends.clear()
+        self._strips.clear()
         self._clear_selection()
+        self.refresh()
         self._mark()
 
     def add(self, message: Message, place: tuple[int, int] = (1, 1)) -> None:
@@ -161,7 +130,7 @@ Transcript {{
     ) -> None:
         """More of a message that streams. Unknown ids are ignored: an old turn's last words."""
         entry = self._entry(message_id)
-        if entry is not None and entry.message.state == "streaming":
+        if entry is not None and entry.streaming:
             entry.feed(text, reasoning, calls)
             self._mark(message_id)
 
@@ -172,7 +141,7 @@ Transcript {{
             entry.finish(message)
             self._mark(message.id)
 
-    def update(self, message: Message, place: tuple[int, int] | None = None) -> None:  # type: ignore[override]
+    def update(self, message: Message, place: tuple[int, int] | None = None) -> None:
         """Show a message as it is now; one that streams again goes on from its text."""
         entry = self._entry(message.id)
         if entry is not None:
@@ -180,201 +149,18 @@ Transcript {{
             self._mark(message.id)
 
     @property
-    def allow_select(self) -> bool:
-        """Text can be selected with the mouse."""
-        return True
-
-    @property
     def cursor(self) -> str | None:
         """The id of the message that keys act on."""
         return self._cursor
-
-    @property
-    def following(self) -> bool:
-        """Whether the end stays in view as text comes."""
-        return self._following
 
     def codes(self, message_id: str) -> list[str]:
         """The code blocks of a message, in order."""
         entry = self._entry(message_id)
         return entry.codes() if entry is not None else []
 
-    def text(self) -> str:
-        """All rows, as they are shown; for tests."""
-        self._lay()
-        return "\n".join(self._row(y)[2].text for y in range(self._height))
-
     def _entry(self, message_id: str | None) -> Entry | None:
         i = self._index.get(message_id or "")
         return None if i is None else self._entries[i]
-
-    # -- painting -----------------------------------------------------------------------------
-
-    @property
-    def _cells(self) -> int:
-        return max(min(self.size.width - _GUTTER, _MAX_WIDTH), 1)
-
-    @property
-    def _height(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    def on_mount(self) -> None:
-        super().on_mount()
-        self._frames = self.set_interval(_FRAME, self._frame, pause=not self._dirty)
-
-    def _mark(self, message_id: str | None = None) -> None:
-        """Something has changed: show it now, or when the last repaint is long enough ago."""
-        self._dirty = True
-        if message_id is not None:
-            self._stale = min(self._stale, self._index[message_id])
-        if not self.is_mounted:
-            return
-        if time.monotonic() - self._painted >= _FRAME:
-            self._painted = time.monotonic()
-            self.call_later(self._frame)
-        self._frames.resume()
-
-    def _frame(self) -> None:
-        thinking = bool(self._entries) and self._entries[-1].thinking
-        if not self._dirty and not thinking:
-            self._frames.pause()
-        elif self.size.width and (self._dirty or self._entries[-1].stale(self._cells)):
-            self._paint()
-
-    def _paint(self) -> None:
-        self._dirty = False
-        self._painted = time.monotonic()
-        top, changed = self._top(), self._lay()
-        size = Size(self.size.width, self._height)
-        if size != self.virtual_size:
-            self.virtual_size = size
-        if self._following:
-            self.scroll_to(y=self.max_scroll_y, animate=False)
-        elif top is not None:
-            self.scroll_to(y=self._start(top[0]) + top[1], animate=False)
-        first = max(changed - self.scroll_offset.y, 0)
-        if first < self.size.height:
-            self.refresh(Region(0, first, self.size.width, self.size.height - first))
-
-    def _top(self) -> tuple[int, int] | None:
-        """The entry at the top of the view and how much of it is above, if rows will move."""
-        if not self._ends or self._laid_cells == self._cells:
-            return None
-        i, y = self._at(self.scroll_offset.y)
-        height = self._entries[i].height
-        self._entries[i].lay(self._cells)
-        return i, round(y * self._entries[i].height / max(height, 1))
-
-    def _lay(self) -> int:
-        """Make what rows are missing; the first row that may look different."""
-        cells = self._cells
-        if cells != self._laid_cells:
-            self._stale, self._laid_cells = 0, cells
-        i = min(self._stale, max(len(self._entries) - 1, 0))
-        at = self._start(i)
-        first = at if i < len(self._entries) else self._height
-        changed: int | None = None
-        del self._ends[i:]
-        for entry in self._entries[i:]:
-            row = entry.lay(cells)
-            if changed is None:
-                changed = at + row
-            at += entry.height
-            self._ends.append(at)
-        self._stale = max(len(self._entries) - 1, 0)
-        first = first if changed is None else changed
-        for y in [y for y in self._strips if y >= first]:
-            del self._strips[y]
-        return first
-
-    def _start(self, i: int) -> int:
-        return self._ends[i - 1] if i else 0
-
-    def _at(self, y: int) -> tuple[int, int]:
-        """The entry that row ``y`` belongs to, and which of its rows that is."""
-        i = min(bisect_right(self._ends, y), len(self._ends) - 1)
-        return i, y - self._start(i)
-
-    def _row(self, y: int) -> tuple[Entry | None, Part, Line]:
-        """Row ``y``: the entry, the part of it, and what it shows."""
-        if not 0 <= y < self._height:
-            return None, "", BLANK
-        i, row = self._at(y)
-        return self._entries[i], *self._entries[i].row(row)
-
-    def render_line(self, y: int) -> Strip:
-        """One row of the view."""
-        cells = self.size.width
-        at = y + self.scroll_offset.y
-        strip = self._strips.get(at)
-        if strip is None:
-            strip = self._strips[at] = self._draw(at, cells)
-        if y == self.size.height - 1 and at < self._height - 1:
-            label = " ↓ more · End " if not self._following else ""
-            if label and len(label) < cells:
-                more = Segment(label, self._style(("more",)))
-                strip = Strip([*strip.crop(0, cells - len(label)), more], cells)
-        return strip
-
-    def _draw(self, y: int, cells: int) -> Strip:
-        entry, _, row = self._row(y)
-        runs = [_gutter(entry, focused=self._is_cursor(entry)), *row.runs]
-        selection = self.text_selection
-        span = selection.get_span(y) if selection is not None else None
-        if span is not None:
-            runs = highlighted(runs, *span)
-        segments = [Segment(r.text, self._style(r.style, r.link)) for r in runs]
-        room = min(cells, self._cells + _GUTTER) - row.cells - _GUTTER
-        if row.fill and room > 0:
-            segments.append(Segment(" " * room, self._style(row.fill)))
-        strip = Strip(segments).adjust_cell_length(cells, self.rich_style)
-        return strip.apply_offsets(0, y)
-
-    def _is_cursor(self, entry: Entry | None) -> bool:
-        return entry is not None and entry.message.id == self._cursor
-
-    def _style(self, style: Style, link: str = "") -> RichStyle:
-        found = self._styles.get((style, link))
-        if found is None:
-            found = self._blend([n for n in style if n in NAMES])
-            if SELECTED in style:
-                found += self.screen.get_component_rich_style("screen--selection")
-            if link:
-                found += RichStyle(link=link)
-            self._styles[style, link] = found
-        return found
-
-    def _blend(self, names: Iterable[str]) -> RichStyle:
-        """Component styles laid over each other and over the widget's own."""
-        _, _, background, color = self.colors
-        auto, text = False, self.styles.text_style
-        for name in names:
-            styles = self.get_component_styles(f"transcript--{name}")
-            if styles.has_rule("background"):
-                background += styles.background
-            if styles.has_rule("color"):
-                color, auto = styles.color, styles.auto_color
-            text += styles.text_style
-        if auto:
-            color = background.get_contrast_text(color.a)
-        return text + RichStyle.from_color((background + color).rich_color, background.rich_color)
-
-    def notify_style_update(self) -> None:
-        """Another theme: colours are looked up again, rows stay."""
-        super().notify_style_update()
-        self._styles.clear()
-        self._strips.clear()
-
-    def on_resize(self, event: events.Resize) -> None:
-        """Rows are made for the new width at the next frame."""
-        if event.size.width:
-            self._strips.clear()
-            self._mark()
-
-    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
-        """Whoever leaves the end stops following it, whoever comes back follows again."""
-        super().watch_scroll_y(old_value, new_value)
-        self._following = new_value >= self.max_scroll_y
 
     # -- keys and mouse -----------------------------------------------------------------------
 
@@ -386,6 +172,7 @@ Transcript {{
             i = len(self._entries) - 1 if self._following else self._at(self.scroll_offset.y)[0]
         else:
             i = min(max(self._index[self._cursor] + step, 0), len(self._entries) - 1)
+        self._clear_selection()
         self.pick(self._entries[i].message.id)
 
     def pick(self, message_id: str | None, *, scroll: bool = True) -> None:
@@ -413,7 +200,7 @@ Transcript {{
         entry = self._entry(message_id or self._target())
         if entry is not None and entry.toggle(part):
             self._stale = min(self._stale, self._index[entry.message.id])
-            if entry is not self._entries[-1] or self._height > self.size.height:
+            if not entry.streaming:
                 self._following = False
             self._strips.clear()
             self._mark()
@@ -469,7 +256,7 @@ Transcript {{
     def get_selection(self, selection: Selection) -> tuple[str, str]:
         """What is selected, with rows joined that were one line."""
         self._lay()
-        return selected(lambda y: self._row(y)[2], self._height, selection, _GUTTER), "\n"
+        return selected(lambda y: self._row(y)[2], self._height, selection, GUTTER), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
         """Draw what is selected."""
@@ -484,7 +271,7 @@ Transcript {{
         """Fold, step through branches, or put the cursor where the mouse is."""
         if self.text_selection is not None:
             return
-        on_label = event.y == self.size.height - 1 and event.x >= self.size.width - 14
+        on_label = event.y == self.size.height - 1 and event.x >= self._columns - len(MORE)
         if on_label and not self._following:
             self.action_follow()
             return
@@ -492,18 +279,10 @@ Transcript {{
         if entry is None:
             return
         self.pick(entry.message.id, scroll=False)
-        x = event.x - _GUTTER
+        x = event.x - GUTTER
         if part == "head" and entry.place[1] > 1 and x < row.cells:
             middle = row.cells - len(row.runs[-1].text) // 2
             if x >= row.cells - len(row.runs[-1].text):
                 self.action_act("previous" if x < middle else "next")
         elif part in ("reasoning", "calls") or (part == "result" and row.text[:1] in "▸▾"):
             self.action_fold(entry.message.id, part)
-
-
-def _gutter(entry: Entry | None, *, focused: bool) -> Run:
-    if focused:
-        return Run("▌ ", ("cursor",))
-    if entry is not None and entry.message.role == "user":
-        return Run("│ ", ("gutter",))
-    return Run("  ")
