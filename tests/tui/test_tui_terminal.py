@@ -66,7 +66,8 @@ class Terminal:
             shown = self.text()
             if true(shown):
                 return shown
-            assert time.monotonic() < end, f"it did not come; there is:\n{shown}"
+            late = time.monotonic() > end or "Pane is dead" in shown
+            assert not late, f"it did not come; there is:\n{shown}"
             time.sleep(0.03)
 
     def see(self, *words: str, seconds: float = 20.0) -> str:
