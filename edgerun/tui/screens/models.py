@@ -218,6 +218,6 @@ def _progress(pull: Pull) -> list[Span]:
     return [
         (f"{pull.share:.0%}".ljust(5), "accent"),
         ("━" * full, "bar"),
-        ("━" * (_BAR - full), "track"),
+        ("─" * (_BAR - full), "track"),
         (speed + left, "muted"),
     ]
