@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds in which a second Ctrl+C leaves.
 _TWICE = 2.0
+#: Seconds that a model may take to close.
+_PATIENCE = 1.4
 #: Seconds of quiet after which a draft is kept.
 _QUIET = 0.5
 
@@ -88,6 +90,7 @@ class ChatApp(App[object]):
         self._before_edit = ""
         self._waiting: list[Composer.Submitted] = []
         self._early = ""
+        self._finished = False
         self._interrupted = -1e9
         self._keep: Timer | None = None
         self.failure: BaseException | None = None
@@ -399,9 +402,13 @@ class ChatApp(App[object]):
         self.exit()
 
     async def finish(self) -> None:
-        """After the screen is gone: end the turn, the model and the store, within two seconds."""
+        """After the screen is gone: end the turn, the model and the store, within two seconds.
+        Idempotent."""
+        if self._finished:
+            return
+        self._finished = True
         try:
-            await asyncio.wait_for(self._end(), 1.8)
+            await asyncio.wait_for(self._end(), _PATIENCE)
         except asyncio.TimeoutError:
             log.warning("the model took too long to close")
         if self.talk is not None:

@@ -196,8 +196,8 @@ def test_model_and_pull() -> None:
             await d.say("/pull gone")
             await d.until(lambda: d.notice == "gone: no")
             partner.load_script["broken"] = [DownloadError("cannot fetch it")]
-            partner.about = partner.model
-            await d.say("/model broken")
+            await d.say("/model broken", wait=False)
+            await d.until(lambda: d.notice.startswith("cannot fetch it — "))
 
     play(go)
 

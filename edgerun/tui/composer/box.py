@@ -74,7 +74,7 @@ class Composer(Vertical):
 
     def __init__(
         self,
-        placeholder: str = "",
+        hints: Sequence[str] = (),
         *,
         base: Path | None = None,
         id: str | None = None,  # noqa: A002
