@@ -121,7 +121,7 @@ Canvas {{
     def _frame(self) -> None:
         self._next = None
         if self._dirty and self._columns:
-            self._paint()
+            self.paint()
         if self._ticks is None and self._thinking:
             self._ticks = self.set_timer(_TICK, self._tick)
 
@@ -136,7 +136,8 @@ Canvas {{
             self._stale = min(self._stale, len(self._entries) - 1)
             self._mark()
 
-    def _paint(self) -> None:
+    def paint(self) -> None:
+        """Show now what has come, instead of at the next repaint."""
         self._dirty = False
         self._painted = time.monotonic()
         height = self._height

@@ -77,13 +77,13 @@ class Flow:
         return True
 
     def codes(self) -> list[str]:
-        """The code blocks, in order."""
+        """The code blocks, in order, each without its last line end: pasted, it would run."""
         self._doc.update()
         out: dict[int, str] = {}
         for leaf in (*self._doc.done, *self._doc.open):
             if leaf.kind == "code":
                 out[leaf.number] = out.get(leaf.number, "") + leaf.text
-        return [clean(x) for x in out.values()]
+        return [clean(x).removesuffix("\n") for x in out.values()]
 
     def lay(self, cells: int) -> Rows:
         """The rows in ``cells`` columns. Those of leaves that are done are made once."""

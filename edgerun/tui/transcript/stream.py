@@ -82,9 +82,9 @@ class Markdown:
             self._parsed = -1
 
     @property
-    def lines(self) -> int:
-        """Of the text that is parsed again with each update; for tests."""
-        return self._tail.count("\n")
+    def pending(self) -> int:
+        """Characters that are parsed again with each update; for tests."""
+        return len(self._context.text) + len(self._tail)
 
     def update(self) -> bool:
         """Parse what has come; whether leaves have changed."""
