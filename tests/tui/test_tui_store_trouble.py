@@ -239,7 +239,9 @@ def test_what_was_shown_survives_kill_9(tmp_path: Path, n: int) -> None:
 
     time.sleep(random.random() / 50)
     process.send_signal(signal.SIGKILL)
-    shown += process.communicate(timeout=20)[0]
+    shown += process.stdout.read()
+    process.wait(20)
+    process.stdout.close()
     store = Store(path)
     question, answer = store.open(session).path()
     assert question.text == "count"
