@@ -76,7 +76,8 @@ class ChatApp(App[object]):
         title: str = "edgerun",
         path: Path | None = None,
     ) -> None:
-        super().__init__()
+        # Without colours means none at all: Textual would still send greys.
+        super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self.options = options
         self._open_partner, self._path = open_partner, path
         self.chat = ChatScreen(title)

@@ -106,6 +106,26 @@ def test_a_failed_pull_says_why_and_the_way_out() -> None:
     on_stage(rig, script)
 
 
+def test_what_does_not_fit_is_pulled_only_after_a_question() -> None:
+    rig = _Rig()
+
+    async def script(app: Stage, pilot: Pilot[Any]) -> None:
+        await until(pilot, lambda: "70b" in shown(app))
+        await typed(app, pilot, "70b")
+        await pilot.press("enter")
+        await until(pilot, lambda: "Pull llama-3.3-70b all the same?" in shown(app))
+        assert "needs 45 GB, 6.1 GB are free" in shown(app)
+        await pilot.press("n")
+        await until(pilot, lambda: "Models" in shown(app))
+        assert not rig.partner.pulls
+        await pilot.press("enter")
+        await until(pilot, lambda: "all the same?" in shown(app))
+        await pilot.press("y")
+        await until(pilot, lambda: rig.partner.pulls == ["llama-3.3-70b"])
+
+    on_stage(rig, script)
+
+
 def test_a_path_or_source_that_is_typed_can_be_used() -> None:
     async def script(app: Stage, pilot: Pilot[Any]) -> None:
         await until(pilot, lambda: "qwen3" in shown(app))

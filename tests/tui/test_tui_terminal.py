@@ -66,7 +66,8 @@ class Terminal:
             shown = self.text()
             if true(shown):
                 return shown
-            assert time.monotonic() < end, f"it did not come; there is:\n{shown}"
+            late = time.monotonic() > end or "Pane is dead" in shown
+            assert not late, f"it did not come; there is:\n{shown}"
             time.sleep(0.03)
 
     def see(self, *words: str, seconds: float = 20.0) -> str:
@@ -77,13 +78,13 @@ class Terminal:
         return int(self.tmux("display-message", "-p", "#{pane_pid}"))
 
     def ended(self, seconds: float = 10.0) -> int:
-        """The program's exit status, once it has one."""
+        """The program's exit status, or the signal that ended it, below 0."""
         end = time.monotonic() + seconds
         while True:
-            asked = "#{pane_dead} #{pane_dead_status}"  # no status after a signal
-            dead, *status = self.tmux("display-message", "-p", asked).split()
-            if dead == "1":
-                return int(status[0]) if status else -1
+            asked = "#{pane_dead_status},#{pane_dead_signal}"  # one of them, some time after
+            status, died = self.tmux("display-message", "-p", asked).strip().split(",")
+            if status or died:
+                return int(status or f"-{died}")
             assert time.monotonic() < end, f"it goes on:\n{self.text()}"
             time.sleep(0.03)
 
@@ -165,7 +166,7 @@ def test_a_day_in_the_terminal(terminal: Terminal, tmp_path: Path) -> None:
     shown = terminal.wait(lambda t: writing(t) and len(said(t, "about the sea.")) > 120)
     before = said(shown, "about the sea.")
     os.kill(terminal.pid, signal.SIGKILL)
-    terminal.ended()
+    assert terminal.ended() == -signal.SIGKILL
     terminal.close()
     terminal.start(*model, "--continue")
     shown = terminal.see("about the sea.", "Ask anything")

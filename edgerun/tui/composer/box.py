@@ -48,6 +48,10 @@ class Composer(Vertical):
             background: $surface; color: $foreground;
         }
         & Area:focus { border: none; }
+        & .text-area--placeholder { color: $text-muted; }
+        & Area:light .text-area--cursor {
+            color: $input-cursor-foreground; background: $input-cursor-background;
+        }
     }
     """
 

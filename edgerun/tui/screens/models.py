@@ -9,6 +9,7 @@ from textual.binding import Binding, BindingType
 
 from edgerun.errors import EdgerunError
 from edgerun.tui.partner import Choice
+from edgerun.tui.screens.dialogs import Confirm
 from edgerun.tui.screens.lines import Span, clean, found, mark, rate, size
 from edgerun.tui.screens.panel import Hint, ListPanel
 from edgerun.tui.screens.pulls import Pull, Pulls
@@ -174,7 +175,21 @@ class ModelScreen(ListPanel[str]):
         if c is None or c.pulled:
             self.dismiss(key)
         elif (pull := self._pulls.get(key)) is None or pull.state != "running":
-            self._pulls.start(key, c.name, c.size)
+            self._start(c)
+
+    def _start(self, c: Choice) -> None:
+        """Pull it; one that could not be used here only after a question."""
+
+        def answer(go: bool | None) -> None:
+            if go:
+                self._pulls.start(c.target, c.name, c.size)
+
+        if c.runs and c.fits is not False:
+            answer(True)
+            return
+        title = f"Pull {clean(c.name, 40)} all the same?"
+        detail = clean(c.why, 200) or "it does not fit in this machine's memory"
+        self.app.push_screen(Confirm(title, detail, yes=f"pull {size(c.size)}".strip()), answer)
 
     def action_cancel(self) -> None:
         if self.key is not None:
@@ -203,6 +218,6 @@ def _progress(pull: Pull) -> list[Span]:
     return [
         (f"{pull.share:.0%}".ljust(5), "accent"),
         ("━" * full, "bar"),
-        ("━" * (_BAR - full), "track"),
+        ("─" * (_BAR - full), "track"),
         (speed + left, "muted"),
     ]

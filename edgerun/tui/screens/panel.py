@@ -108,6 +108,7 @@ class Panel(ModalScreen[T]):
         &.-narrow Hints { margin-top: 0; }
         & Input { background: $panel; color: $text; padding: 0 1; background-tint: transparent; }
         & Input:focus { background: $panel; background-tint: transparent; }
+        & .input--placeholder { color: $text-muted; }
         & .note { color: $text-muted; width: 1fr; height: auto; background: $surface; }
         & .wrong { color: $text-error; width: 1fr; height: auto; background: $surface; }
         & .field { color: $text-muted; width: auto; height: 1; background: $surface; }

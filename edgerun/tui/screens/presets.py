@@ -178,6 +178,10 @@ class PresetEditor(Panel[Preset]):
         & TextArea { height: 1fr; min-height: 4; margin-top: 1; border: none; padding: 0;
                      background: $surface; color: $text; }
         & TextArea:focus { border: none; }
+        & .text-area--placeholder { color: $text-muted; }
+        & TextArea:light .text-area--cursor {
+            color: $input-cursor-foreground; background: $input-cursor-background;
+        }
         & > #panel { height: 80%; }
         &.-low > #panel { height: 100%; }
         &.-low TextArea { margin-top: 0; }

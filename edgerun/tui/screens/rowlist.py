@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -15,9 +16,20 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from edgerun.tui import themes
 from edgerun.tui.screens.lines import Span, fit, spans_width
 
 __all__ = ["Column", "Row", "RowList"]
+
+_contrast = lru_cache(256)(themes.contrast)
+
+
+def _pale(text: Style, ground: Style) -> bool:
+    """Whether a text could not be read there: in themes whose cursor is a bright bar."""
+    fore, back = text.color, ground.bgcolor
+    if fore is None or back is None or fore.triplet is None or back.triplet is None:
+        return False
+    return _contrast(fore.triplet.hex, back.triplet.hex) < 3
 
 
 @dataclass(frozen=True)
@@ -71,6 +83,9 @@ class RowList(ScrollView, can_focus=False):
         & > .row--strong { color: $text; text-style: bold; }
         & > .row--bar { color: $text-primary; }
         & > .row--track { color: $border; }
+        &:ansi > .row--cursor {
+            color: ansi_default; background: ansi_default; text-style: bold reverse;
+        }
     }
     """
 
@@ -202,7 +217,7 @@ class RowList(ScrollView, can_focus=False):
     # -- drawing
 
     def render_line(self, y: int) -> Strip:
-        width = self.size.width
+        width = self.scrollable_content_region.width
         i, part = divmod(y + self.scroll_offset.y, self.line_height)
         if i >= len(self.rows):
             return Strip.blank(width, self.get_component_rich_style("row--plain"))
@@ -226,6 +241,8 @@ class RowList(ScrollView, can_focus=False):
             return base
         own = self.get_component_rich_style(f"row--{span}")
         weight = self.get_component_styles(f"row--{span}").text_style
+        if base.reverse or (span != "track" and _pale(own, base)):  # a reversed colour would be the ground
+            return base + weight
         return base + Style(color=own.color) + weight
 
     def _laid_out(self, width: int) -> list[tuple[Column, int]]:

@@ -79,6 +79,8 @@ class SamplingScreen(Panel[Settings]):
         & #below { height: 1; margin-top: 1; }
         &.-narrow .help { display: none; }
         &.-low #below { margin-top: 0; }
+        &:ansi .knob.-here, &:ansi .knob.-here * { background: transparent; }
+        &:ansi .knob.-here .label { text-style: bold reverse; }
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
