@@ -271,6 +271,9 @@ class ChatApp(App[object]):
         elif self.talk is None:
             return
         elif event.key == "enter":
+            keeper = self.talk.keeper
+            if keeper.state == "failed":
+                keeper.load(keeper.target)
             self.talk.pump()
         elif event.key == "up":
             question = self.talk.take_back()
