@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from rich.segment import Segment
 from rich.style import Style as RichStyle
@@ -15,6 +15,7 @@ from textual.geometry import Region, Size, Spacing
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.timer import Timer
+from textual.widget import Widget
 
 from edgerun.tui.transcript.entry import Entry, Part
 from edgerun.tui.transcript.lines import BLANK, Line, Run, Style
@@ -29,12 +30,16 @@ GUTTER = 2
 MORE = " ↓ more · End "
 
 #: Seconds between repaints while text streams.
-_FRAME = 1 / 25
+_FRAME = 1 / 20
 #: Seconds between looks at the clock while a model reasons.
 _TICK = 0.25
 #: Text is never wider: longer rows are hard to read.
 _MAX_WIDTH = 120
 _MAX_STRIPS = 1000
+
+
+#: Runs, cells to the right of them, and the style of these.
+_Look: TypeAlias = tuple[tuple[Run, ...], int, Style]
 
 
 class Canvas(ScrollView):
@@ -69,9 +74,10 @@ Canvas {{
         self._stale = 0  # the first entry whose rows may have changed
         self._laid_cells = 0
         self._moved = False  # the last time rows were made, the width was another
-        self._strips: dict[int, Strip] = {}  # by row
+        self._strips: dict[int, tuple[_Look, Strip]] = {}  # by row
         self._styles: dict[tuple[Style, str], RichStyle] = {}
         self._ground: Color | None = None
+        self._bar: object = None  # what the scrollbar looks like
         self._painted = 0.0
         self._next: Timer | None = None  # the next repaint
         self._ticks: Timer | None = None  # the next look at the clock
@@ -146,15 +152,42 @@ Canvas {{
         changed = self._lay()
         size = Size(self._columns, self._height)
         if size != self.virtual_size:
-            self.virtual_size = size
+            # Assigned, it would lay out and paint the whole screen for each new row.
+            self.set_reactive(Widget.virtual_size, size)
         if self._following:
             self.scroll_to(y=self.max_scroll_y, animate=False)
         elif place and place[0] < len(self._entries):
             self._stay(*place, old)
-        first = max(changed - self.scroll_offset.y, 0)
-        last = min(max(height, self._height) - self.scroll_offset.y, self.size.height)
-        if first < last:
-            self.refresh(Region(0, first, self._columns, last - first))
+        else:
+            self.scroll_y = self.validate_scroll_y(self.scroll_y)
+        self._move_bar()
+        self._refresh_rows(changed, max(height, self._height))
+
+    def _refresh_rows(self, first: int, last: int) -> None:
+        """Paint of the rows from ``first`` up to ``last`` those in view that look different."""
+        top, view = self.scroll_offset.y, self.size.height
+        for y in [y for y in self._strips if y >= first and not top <= y < top + view]:
+            del self._strips[y]
+        changed = []
+        for y in range(max(first, top), min(last, top + view)):
+            known = self._strips.get(y)
+            if known is None or known[0] != self._look(y):
+                self._strips.pop(y, None)
+                changed.append(y - top)
+        if changed:
+            rows = changed[-1] - changed[0] + 1
+            self.refresh(Region(0, changed[0], self._columns, rows))
+
+    def _move_bar(self) -> None:
+        """Let the scrollbar tell where the view is. Painting it costs as much as the text, so at
+        the end of a growing text only its height in halves of a row counts."""
+        view, height = self.size.height, max(self._height, 1)
+        look = (view, round(2 * view * view / height), None if self._following else height)
+        bar = self.vertical_scrollbar
+        if look != self._bar or not self._following:
+            self._bar = look
+            bar.window_size, bar.window_virtual_size = view, self._height
+            bar.position = self.scroll_y
 
     def _stay(self, i: int, y: int, old: int) -> None:
         """Keep row ``y`` of the i-th entry, once ``old`` rows high, at the top of the view."""
@@ -186,8 +219,6 @@ Canvas {{
         first = first if changed is None else changed
         if len(self._strips) > _MAX_STRIPS:
             self._strips.clear()
-        for y in [y for y in self._strips if y >= first]:
-            del self._strips[y]
         return first
 
     def _start(self, i: int) -> int:
@@ -210,22 +241,27 @@ Canvas {{
         if self.styles.gutter != Spacing() or self.opacity != 1:
             return super().render_lines(crop)
         top, height, view = self.scroll_offset.y, self._height, self.size.height
+        columns = self._columns
         strips = []
         for y in crop.line_range:
-            strip = self._strips.get(top + y)
-            if strip is None:
-                strip = self._strips[top + y] = self._filtered(self._draw(top + y))
+            if (known := self._strips.get(top + y)) is None:
+                look = self._look(top + y)
+                known = self._strips[top + y] = look, self._filtered(self._draw(look, columns))
+            strip = known[1]
+            if crop.height == 1:  # the mouse asks which character it is on
+                strip = strip.apply_offsets(0, top + y)
             if y == view - 1 and not self._following and top + y < height - 1:
-                strip = self._with_label(strip)
+                strip = self._with_label(strip, columns)
             strips.append(strip)
         start, end = crop.column_span
-        if (start, end) != (0, self._columns):
+        if (start, end) != (0, columns):
             strips = [strip.crop(start, end) for strip in strips]
         return strips
 
     def render_line(self, y: int) -> Strip:
         """One row of the view."""
-        return self._draw(y + self.scroll_offset.y)
+        y += self.scroll_offset.y
+        return self._draw(self._look(y), self._columns).apply_offsets(0, y)
 
     def _filtered(self, strip: Strip) -> Strip:
         if self._ground is None:
@@ -234,29 +270,28 @@ Canvas {{
             strip = strip.apply_filter(line_filter, self._ground)
         return strip
 
-    def _with_label(self, strip: Strip) -> Strip:
+    def _with_label(self, strip: Strip, cells: int) -> Strip:
         """``strip``, the last in view, with a mark that there is more below."""
-        cells = self._columns
         if len(MORE) >= cells:
             return strip
         more = self._filtered(Strip([Segment(MORE, self._style(("more",)))], len(MORE)))
         return Strip.join([strip.crop(0, cells - len(MORE)), more])
 
-    def _draw(self, y: int) -> Strip:
-        """Row ``y`` of all."""
-        cells = self._columns
+    def _look(self, y: int) -> _Look:
+        """All that row ``y`` is drawn from."""
         entry, _, row = self._row(y)
         runs = [_gutter(entry, focused=self._is_cursor(entry)), *row.runs]
         selection = self.text_selection
-        span = selection.get_span(y) if selection is not None else None
-        if span is not None:
+        if selection is not None and (span := selection.get_span(y)) is not None:
             runs = highlighted(runs, max(span[0], GUTTER), span[1])
+        return tuple(runs), max(self._laid_cells - row.cells, 0), row.fill
+
+    def _draw(self, look: _Look, cells: int) -> Strip:
+        runs, room, fill = look
         segments = [Segment(r.text, self._style(r.style, r.link)) for r in runs]
-        room = min(cells, self._cells + GUTTER) - row.cells - GUTTER
-        if row.fill and room > 0:
-            segments.append(Segment(" " * room, self._style(row.fill)))
-        strip = Strip(segments).adjust_cell_length(cells, self._style(()))
-        return strip.apply_offsets(0, y)
+        if fill and room:
+            segments.append(Segment(" " * room, self._style(fill)))
+        return Strip(segments).adjust_cell_length(cells, self._style(()))
 
     def _is_cursor(self, entry: Entry | None) -> bool:
         return entry is not None and entry.message.id == self._cursor
@@ -303,8 +338,10 @@ Canvas {{
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Whoever leaves the end stops following it, whoever comes back follows again."""
-        super().watch_scroll_y(old_value, new_value)
         self._following = new_value >= self.max_scroll_y
+        self._move_bar()
+        if round(old_value) != round(new_value):
+            self.refresh(self.size.region)
 
 
 def _gutter(entry: Entry | None, *, focused: bool) -> Run:
