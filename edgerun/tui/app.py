@@ -200,9 +200,6 @@ class ChatApp(App[object]):
 
     @on(Composer.Submitted)
     def _submitted(self, event: Composer.Submitted) -> None:
-        area = self.chat.composer.area
-        area.asked.add(event.text)
-        area.take()
         if self.talk is None:
             self._waiting.append(event)
             self.chat.composer.show_notes([Chip("queued", "waits: " + event.text[:60])])
@@ -254,9 +251,11 @@ class ChatApp(App[object]):
 
     @on(Area.Edge)
     def _edge(self, event: Area.Edge) -> None:
-        if self.talk is None:
+        if event.key == "ctrl+d":
+            self.quit()
+        elif self.talk is None:
             return
-        if event.key == "enter":
+        elif event.key == "enter":
             self.talk.pump()
         elif event.key == "up":
             question = self.talk.take_back()
@@ -386,14 +385,10 @@ class ChatApp(App[object]):
         else:
             self.tell(f"{what} is too long for the terminal's clipboard: /export", bad=True)
 
-    def action_leave(self) -> None:
-        area = self.chat.composer.area
-        if area.text:
-            area.action_delete_right()
-        else:
-            self.quit()
-
     # -- end ----------------------------------------------------------------------------------
+
+    async def action_quit(self) -> None:
+        self.quit()
 
     def quit(self) -> None:
         """Save and leave, whatever goes on."""

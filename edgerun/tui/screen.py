@@ -140,7 +140,7 @@ class ChatScreen(Screen[None]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "app.escape", "stop the answer, or go back to the text", show=False),
-        Binding("ctrl+d", "app.leave", "leave, if nothing is typed", priority=True),
+        Binding("ctrl+d", "app.quit", show=False),
         Binding("ctrl+n", "app.do('new')", "a new chat", priority=True),
         Binding("ctrl+r", "app.do('sessions')", "earlier chats", priority=True),
         Binding("ctrl+o", "app.do('model')", "models", priority=True),

@@ -48,6 +48,22 @@ def test_enter_sends_and_other_keys_begin_a_line() -> None:
     play(go)
 
 
+def test_keys_in_a_burst_keep_their_order() -> None:
+    """As they come from a macro, or over a slow line: all in one go."""
+
+    async def go() -> None:
+        async with chat("one", "two") as d:
+            await d.idle()
+            for key in ("x", "ctrl+u", "a", "b", "enter", "c", "left", "d", "enter", "e"):
+                d.app.post_message(events.Key(key, key if len(key) == 1 else None))
+            await d.until(lambda: len(d.path) == 4)
+            await d.idle()
+            assert [t for r, t in d.said if r == "user"] == ["ab", "dc"]
+            assert d.draft == "e"
+
+    play(go)
+
+
 def test_nothing_is_sent_of_blanks() -> None:
     async def go() -> None:
         async with chat() as d:

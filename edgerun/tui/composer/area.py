@@ -39,6 +39,7 @@ class Area(TextArea):
             "ctrl+k", "delete_to_end_of_line_or_delete_line", "delete to the end of the line",
             show=False,
         ),
+        Binding("ctrl+d", "delete_or_leave", "leave, if nothing is typed"),
         Binding("ctrl+z", "undo", "undo typing", show=False),
         Binding("ctrl+y", "redo", "redo typing", show=False),
         Binding("alt+left", "cursor_word_left", show=False),
@@ -47,13 +48,15 @@ class Area(TextArea):
 
     @dataclass
     class Submitted(Message):
-        """Enter was pressed on ``text``, folded pastes whole again."""
+        """``text`` is to be sent; the draft is empty now. ``shown`` has long pastes folded: what
+        looks like a file's name in them is none."""
 
         text: str
+        shown: str
 
     @dataclass
     class Edge(Message):
-        """Tab, or up on an empty draft without history: the keys mean something else."""
+        """A key that has nothing to do here: Tab, Enter and up without text."""
 
         key: str
 
@@ -102,14 +105,18 @@ class Area(TextArea):
     # -- keys ---------------------------------------------------------------------------------
 
     async def _on_key(self, event: events.Key) -> None:
+        """Each key has done its work before the next one is looked at. Left to Textual, bindings
+        run after the letters typed behind them, which matters where keys come in bursts."""
         if self.keys is not None and self.keys(event.key):
             event.stop()
             event.prevent_default()
-        # The base would make a line break and an indentation of these.
-        elif event.key in ("enter", "tab", "escape"):
-            event.prevent_default()
         elif event.is_printable:
-            self.asked.leave()
+            self.asked.leave()  # and the base inserts it
+        else:
+            event.prevent_default()
+            for binding in self._bindings.key_to_bindings.get(event.key, ()):
+                event.stop()
+                await self.run_action(binding.action)
 
     async def _on_paste(self, event: events.Paste) -> None:
         # Terminals send a line's end as CR. One paste is one change, and never sends anything.
@@ -125,7 +132,20 @@ class Area(TextArea):
         if line.endswith("\\") and not line.endswith("\\\\") and column == len(line):
             self.replace("\n", (row, column - 1), (row, column), maintain_selection_offset=False)
             return
-        self.post_message(self.Submitted(self.draft))
+        draft = self.draft
+        if draft.strip():
+            self.asked.add(draft)
+            shown = self.text
+            self.take()
+            self.post_message(self.Submitted(draft, shown))
+        else:
+            self.post_message(self.Edge("enter"))
+
+    def action_delete_or_leave(self) -> None:
+        if self.text:
+            self.action_delete_right()
+        else:
+            self.post_message(self.Edge("ctrl+d"))
 
     def action_newline(self) -> None:
         self.insert_text("\n")

@@ -92,7 +92,6 @@ class Composer(Vertical):
         self._files: tuple[Chip, ...] = ()
         self._counted: dict[tuple[str, int, int], int | None] = {}
         self._closed_at: str | None = None  # the text at which Esc closed the popup
-        self._sending = False
         self._quiet: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -271,31 +270,24 @@ class Composer(Vertical):
     @on(Area.Submitted)
     def _submitted(self, event: Area.Submitted) -> None:
         event.stop()
-        if not event.text.strip():
-            self.post_message(Area.Edge("enter"))
-            return
-        if self._sending:
-            return
-        if event.text.startswith("/") or "@" not in self.area.text:
+        if event.text.startswith("/") or "@" not in event.shown:
             self.post_message(self.Submitted(event.text, ()))
-            return
-        self._sending = True
-        self.run_worker(self._send(event.text), group="send")
+        else:
+            self.run_worker(self._send(event.text, event.shown), group="send")
 
-    async def _send(self, text: str) -> None:
-        try:
-            found = await asyncio.to_thread(_read_all, self.area.text, self.base)
-            refused = [f for f in found if f.refusal]
-            if refused:
-                self.post_message(self.Refused(f"{refused[0].path}: {refused[0].refusal}"))
-                return
+    async def _send(self, text: str, shown: str) -> None:
+        found = await asyncio.to_thread(_read_all, shown, self.base)
+        refused = next((f for f in found if f.refusal), None)
+        if refused is None:
             attached = [
                 Attachment(f.path, f.text, self._counted.get((f.path, f.size, hash(f.text))))
                 for f in found
             ]
             self.post_message(self.Submitted(text, tuple(attached)))
-        finally:
-            self._sending = False
+            return
+        since = self.draft
+        self.write(f"{text}\n{since}" if since.strip() else text)
+        self.post_message(self.Refused(f"{refused.path}: {refused.refusal}"))
 
 
 def fitting(hints: Sequence[str], cells: int) -> str:
