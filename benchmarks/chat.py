@@ -86,6 +86,7 @@ async def chunks(view: Any, text: str) -> float:
 async def measure(lines: int) -> dict[str, float]:
     """All figures, in this process, whose terminal is the screen."""
     from textual.app import App, ComposeResult
+    from textual.widgets import Static
 
     from edgerun.tui.conversation import Message
     from edgerun.tui.transcript import Transcript
@@ -95,8 +96,11 @@ async def measure(lines: int) -> dict[str, float]:
     head, tail = text[:8000], BLOCK.format(n=7)[: 80 * TOKEN]
 
     class Bench(App[None]):
+        CSS = "Transcript { height: 1fr } #below { height: 5; border-top: solid $primary }"
+
         def compose(self) -> ComposeResult:
             yield Transcript()
+            yield Static("the composer\n\nthe status line", id="below")
 
         async def on_ready(self) -> None:
             self.run_worker(self.work())

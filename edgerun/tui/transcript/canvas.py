@@ -15,6 +15,7 @@ from textual.geometry import Region, Size, Spacing
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.timer import Timer
+from textual.widget import Widget
 
 from edgerun.tui.transcript.entry import Entry, Part
 from edgerun.tui.transcript.lines import BLANK, Line, Run, Style
@@ -72,6 +73,7 @@ Canvas {{
         self._strips: dict[int, Strip] = {}  # by row
         self._styles: dict[tuple[Style, str], RichStyle] = {}
         self._ground: Color | None = None
+        self._bar: object = None  # what the scrollbar looks like
         self._painted = 0.0
         self._next: Timer | None = None  # the next repaint
         self._ticks: Timer | None = None  # the next look at the clock
@@ -146,15 +148,30 @@ Canvas {{
         changed = self._lay()
         size = Size(self._columns, self._height)
         if size != self.virtual_size:
-            self.virtual_size = size
+            # Assigned, it would lay out and paint the whole screen for each new row.
+            self.set_reactive(Widget.virtual_size, size)
         if self._following:
             self.scroll_to(y=self.max_scroll_y, animate=False)
         elif place and place[0] < len(self._entries):
             self._stay(*place, old)
+        else:
+            self.scroll_y = self.validate_scroll_y(self.scroll_y)
+        self._move_bar()
         first = max(changed - self.scroll_offset.y, 0)
         last = min(max(height, self._height) - self.scroll_offset.y, self.size.height)
         if first < last:
             self.refresh(Region(0, first, self._columns, last - first))
+
+    def _move_bar(self) -> None:
+        """Let the scrollbar tell where the view is. Painting it costs as much as the text, so at
+        the end of a growing text only its height in halves of a row counts."""
+        view, height = self.size.height, max(self._height, 1)
+        look = (view, round(2 * view * view / height), None if self._following else height)
+        bar = self.vertical_scrollbar
+        if look != self._bar or not self._following:
+            self._bar = look
+            bar.window_size, bar.window_virtual_size = view, self._height
+            bar.position = self.scroll_y
 
     def _stay(self, i: int, y: int, old: int) -> None:
         """Keep row ``y`` of the i-th entry, once ``old`` rows high, at the top of the view."""
@@ -210,22 +227,26 @@ Canvas {{
         if self.styles.gutter != Spacing() or self.opacity != 1:
             return super().render_lines(crop)
         top, height, view = self.scroll_offset.y, self._height, self.size.height
+        columns = self._columns
         strips = []
         for y in crop.line_range:
             strip = self._strips.get(top + y)
             if strip is None:
-                strip = self._strips[top + y] = self._filtered(self._draw(top + y))
+                strip = self._strips[top + y] = self._filtered(self._draw(top + y, columns))
+            if crop.height == 1:  # the mouse asks which character it is on
+                strip = strip.apply_offsets(0, top + y)
             if y == view - 1 and not self._following and top + y < height - 1:
-                strip = self._with_label(strip)
+                strip = self._with_label(strip, columns)
             strips.append(strip)
         start, end = crop.column_span
-        if (start, end) != (0, self._columns):
+        if (start, end) != (0, columns):
             strips = [strip.crop(start, end) for strip in strips]
         return strips
 
     def render_line(self, y: int) -> Strip:
         """One row of the view."""
-        return self._draw(y + self.scroll_offset.y)
+        y += self.scroll_offset.y
+        return self._draw(y, self._columns).apply_offsets(0, y)
 
     def _filtered(self, strip: Strip) -> Strip:
         if self._ground is None:
@@ -234,17 +255,15 @@ Canvas {{
             strip = strip.apply_filter(line_filter, self._ground)
         return strip
 
-    def _with_label(self, strip: Strip) -> Strip:
+    def _with_label(self, strip: Strip, cells: int) -> Strip:
         """``strip``, the last in view, with a mark that there is more below."""
-        cells = self._columns
         if len(MORE) >= cells:
             return strip
         more = self._filtered(Strip([Segment(MORE, self._style(("more",)))], len(MORE)))
         return Strip.join([strip.crop(0, cells - len(MORE)), more])
 
-    def _draw(self, y: int) -> Strip:
+    def _draw(self, y: int, cells: int) -> Strip:
         """Row ``y`` of all."""
-        cells = self._columns
         entry, _, row = self._row(y)
         runs = [_gutter(entry, focused=self._is_cursor(entry)), *row.runs]
         selection = self.text_selection
@@ -252,11 +271,10 @@ Canvas {{
         if span is not None:
             runs = highlighted(runs, max(span[0], GUTTER), span[1])
         segments = [Segment(r.text, self._style(r.style, r.link)) for r in runs]
-        room = min(cells, self._cells + GUTTER) - row.cells - GUTTER
+        room = self._laid_cells - row.cells
         if row.fill and room > 0:
             segments.append(Segment(" " * room, self._style(row.fill)))
-        strip = Strip(segments).adjust_cell_length(cells, self._style(()))
-        return strip.apply_offsets(0, y)
+        return Strip(segments).adjust_cell_length(cells, self._style(()))
 
     def _is_cursor(self, entry: Entry | None) -> bool:
         return entry is not None and entry.message.id == self._cursor
@@ -303,8 +321,10 @@ Canvas {{
 
     def watch_scroll_y(self, old_value: float, new_value: float) -> None:
         """Whoever leaves the end stops following it, whoever comes back follows again."""
-        super().watch_scroll_y(old_value, new_value)
         self._following = new_value >= self.max_scroll_y
+        self._move_bar()
+        if round(old_value) != round(new_value):
+            self.refresh(self.size.region)
 
 
 def _gutter(entry: Entry | None, *, focused: bool) -> Run:
