@@ -91,6 +91,7 @@ class ChatApp(App[object]):
         self._before_edit = ""
         self._waiting: list[Composer.Submitted] = []
         self._early = ""
+        self._typed: list[events.Event] | None = []
         self._finished = False
         self._interrupted = -1e9
         self._keep: Timer | None = None
@@ -109,8 +110,22 @@ class ChatApp(App[object]):
         self.stage.begin()
         self.call_after_refresh(self._open)
 
+    async def on_event(self, event: events.Event) -> None:
+        """What is typed before there is a place for it waits."""
+        if self._typed is not None and isinstance(event, (events.Key, events.Paste)):
+            self._typed.append(event)
+        else:
+            await super().on_event(event)
+
     def _open(self) -> None:
+        self.chat.composer.area.focus()
+        self.call_later(self._type)
         self.run_worker(self._opened(), group="open", exit_on_error=True)
+
+    def _type(self) -> None:
+        typed, self._typed = self._typed, None
+        for event in typed or ():
+            self.post_message(event)
 
     async def _opened(self) -> None:
         """After the first paint: what takes time."""
@@ -256,6 +271,9 @@ class ChatApp(App[object]):
         elif self.talk is None:
             return
         elif event.key == "enter":
+            keeper = self.talk.keeper
+            if keeper.state == "failed":
+                keeper.load(keeper.target)
             self.talk.pump()
         elif event.key == "up":
             question = self.talk.take_back()

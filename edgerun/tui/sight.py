@@ -107,7 +107,7 @@ def notice(keeper: ModelKeeper) -> tuple[str, bool]:
     """What lasts: a model that could not be loaded, and the way out."""
     if keeper.state != "failed":
         return "", False
-    return f"{keeper.error} — ctrl+o picks a model, /model tries again", True
+    return f"{keeper.error} — enter tries again, ctrl+o picks a model", True
 
 
 def welcome(keeper: ModelKeeper) -> tuple[str, ...]:

@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from helpers.tui import FakePartner, Gate
-from helpers.tui_app import chat, play
+from helpers.tui_app import Driver, chat, play
+from textual import events
 
 from edgerun.tui.app import ChatApp, Options
 from edgerun.tui.store import Store
@@ -55,6 +56,25 @@ def test_what_is_pressed_before_the_chat_is_there_is_not_lost() -> None:
             app.action_do("model")
             assert app._early == "model"
             await pilot.pause()
+
+    play(go)
+
+
+def test_what_is_typed_before_the_first_paint_is_not_lost() -> None:
+    class Early(ChatApp):
+        def on_load(self) -> None:
+            for key in ("h", "i", "enter", "x"):
+                self.post_message(events.Key(key, key if len(key) == 1 else None))
+
+    async def go() -> None:
+        app = Early(Options(save=False), lambda: FakePartner("hello"))
+        async with app.run_test() as pilot:
+            d = Driver(app, pilot, FakePartner())
+            await d.until(lambda: app.talk is not None and len(d.path) == 2)
+            await d.idle()
+            assert d.said == [("user", "hi"), ("assistant", "hello")]
+            assert d.draft == "x"
+        await app.finish()
 
     play(go)
 
@@ -197,7 +217,7 @@ def test_quitting_in_the_middle_of_everything_is_quick(tmp_path: Path) -> None:
 
     async def go() -> None:
         for state in ("pull", "load", "turn"):
-            partner = Slow(held())
+            partner = Slow(held()) if state == "turn" else FakePartner()
             gate = Gate()
             if state != "turn":
                 partner.load_script[None] = [(state, 1, 9), gate]

@@ -330,8 +330,7 @@ def test_a_message_with_a_slash() -> None:
     play(go)
 
 
-def test_partner_that_refuses_loads() -> None:
-    """Kept apart: the chat has no model at all."""
+def test_a_model_that_cannot_be_loaded() -> None:
 
     async def go() -> None:
         from edgerun.errors import DownloadError
@@ -341,7 +340,10 @@ def test_partner_that_refuses_loads() -> None:
         async with chat(partner=partner) as d:
             await d.say("hello", wait=False)
             await d.until(lambda: d.app.keeper and d.app.keeper.state == "failed")
-            assert d.notice == "no network: try again — ctrl+o picks a model, /model tries again"
+            assert d.notice == "no network: try again — enter tries again, ctrl+o picks a model"
+            await d.press("enter")
+            await d.until(lambda: partner.loads == [None, None])
+            await d.until(lambda: d.app.keeper.state == "failed")
             assert d.status.startswith("no model")
             assert [q.text for q in d.app.talk.queue] == ["hello"]
             del partner.load_script[None]
