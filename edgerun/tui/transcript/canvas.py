@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 
 from rich.segment import Segment
 from rich.style import Style as RichStyle
@@ -30,12 +30,16 @@ GUTTER = 2
 MORE = " ↓ more · End "
 
 #: Seconds between repaints while text streams.
-_FRAME = 1 / 25
+_FRAME = 1 / 20
 #: Seconds between looks at the clock while a model reasons.
 _TICK = 0.25
 #: Text is never wider: longer rows are hard to read.
 _MAX_WIDTH = 120
 _MAX_STRIPS = 1000
+
+
+#: Runs, cells to the right of them, and the style of these.
+_Look: TypeAlias = tuple[tuple[Run, ...], int, Style]
 
 
 class Canvas(ScrollView):
@@ -70,7 +74,7 @@ Canvas {{
         self._stale = 0  # the first entry whose rows may have changed
         self._laid_cells = 0
         self._moved = False  # the last time rows were made, the width was another
-        self._strips: dict[int, Strip] = {}  # by row
+        self._strips: dict[int, tuple[_Look, Strip]] = {}  # by row
         self._styles: dict[tuple[Style, str], RichStyle] = {}
         self._ground: Color | None = None
         self._bar: object = None  # what the scrollbar looks like
@@ -157,10 +161,22 @@ Canvas {{
         else:
             self.scroll_y = self.validate_scroll_y(self.scroll_y)
         self._move_bar()
-        first = max(changed - self.scroll_offset.y, 0)
-        last = min(max(height, self._height) - self.scroll_offset.y, self.size.height)
-        if first < last:
-            self.refresh(Region(0, first, self._columns, last - first))
+        self._refresh_rows(changed, max(height, self._height))
+
+    def _refresh_rows(self, first: int, last: int) -> None:
+        """Paint of the rows from ``first`` up to ``last`` those in view that look different."""
+        top, view = self.scroll_offset.y, self.size.height
+        for y in [y for y in self._strips if y >= first and not top <= y < top + view]:
+            del self._strips[y]
+        changed = []
+        for y in range(max(first, top), min(last, top + view)):
+            known = self._strips.get(y)
+            if known is None or known[0] != self._look(y):
+                self._strips.pop(y, None)
+                changed.append(y - top)
+        if changed:
+            rows = changed[-1] - changed[0] + 1
+            self.refresh(Region(0, changed[0], self._columns, rows))
 
     def _move_bar(self) -> None:
         """Let the scrollbar tell where the view is. Painting it costs as much as the text, so at
@@ -203,8 +219,6 @@ Canvas {{
         first = first if changed is None else changed
         if len(self._strips) > _MAX_STRIPS:
             self._strips.clear()
-        for y in [y for y in self._strips if y >= first]:
-            del self._strips[y]
         return first
 
     def _start(self, i: int) -> int:
@@ -230,9 +244,10 @@ Canvas {{
         columns = self._columns
         strips = []
         for y in crop.line_range:
-            strip = self._strips.get(top + y)
-            if strip is None:
-                strip = self._strips[top + y] = self._filtered(self._draw(top + y, columns))
+            if (known := self._strips.get(top + y)) is None:
+                look = self._look(top + y)
+                known = self._strips[top + y] = look, self._filtered(self._draw(look, columns))
+            strip = known[1]
             if crop.height == 1:  # the mouse asks which character it is on
                 strip = strip.apply_offsets(0, top + y)
             if y == view - 1 and not self._following and top + y < height - 1:
@@ -246,7 +261,7 @@ Canvas {{
     def render_line(self, y: int) -> Strip:
         """One row of the view."""
         y += self.scroll_offset.y
-        return self._draw(y, self._columns).apply_offsets(0, y)
+        return self._draw(self._look(y), self._columns).apply_offsets(0, y)
 
     def _filtered(self, strip: Strip) -> Strip:
         if self._ground is None:
@@ -262,18 +277,20 @@ Canvas {{
         more = self._filtered(Strip([Segment(MORE, self._style(("more",)))], len(MORE)))
         return Strip.join([strip.crop(0, cells - len(MORE)), more])
 
-    def _draw(self, y: int, cells: int) -> Strip:
-        """Row ``y`` of all."""
+    def _look(self, y: int) -> _Look:
+        """All that row ``y`` is drawn from."""
         entry, _, row = self._row(y)
         runs = [_gutter(entry, focused=self._is_cursor(entry)), *row.runs]
         selection = self.text_selection
-        span = selection.get_span(y) if selection is not None else None
-        if span is not None:
+        if selection is not None and (span := selection.get_span(y)) is not None:
             runs = highlighted(runs, max(span[0], GUTTER), span[1])
+        return tuple(runs), max(self._laid_cells - row.cells, 0), row.fill
+
+    def _draw(self, look: _Look, cells: int) -> Strip:
+        runs, room, fill = look
         segments = [Segment(r.text, self._style(r.style, r.link)) for r in runs]
-        room = self._laid_cells - row.cells
-        if row.fill and room > 0:
-            segments.append(Segment(" " * room, self._style(row.fill)))
+        if fill and room:
+            segments.append(Segment(" " * room, self._style(fill)))
         return Strip(segments).adjust_cell_length(cells, self._style(()))
 
     def _is_cursor(self, entry: Entry | None) -> bool:
