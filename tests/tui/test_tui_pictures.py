@@ -85,6 +85,8 @@ PICTURES: dict[str, tuple[Callable[[], FakePartner], Look]] = {
     "chat-commands": (partner, completing),
 }
 
+SHOTS = [(n, s) for n in PICTURES for s in SIZES if n != "chat-commands" or s == SIZES[0]]
+
 
 def picture(make: Callable[[], FakePartner], look: Look, size: tuple[int, int], theme: str) -> str:
     async def play() -> str:
@@ -97,8 +99,7 @@ def picture(make: Callable[[], FakePartner], look: Look, size: tuple[int, int], 
     return asyncio.run(asyncio.wait_for(play(), 20))
 
 
-@pytest.mark.parametrize("size", SIZES, ids=lambda s: f"{s[0]}x{s[1]}")
-@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize(("name", "size"), SHOTS, ids=lambda v: v if isinstance(v, str) else v[0])
 def test_the_chat_looks_as_approved(name: str, size: tuple[int, int]) -> None:
     shot = picture(*PICTURES[name], size, "edgerun-dark")
     wrong = svg.check(f"{name}-{size[0]}x{size[1]}", shot)
