@@ -494,6 +494,22 @@ def test_a_binary_file_is_refused_and_nothing_is_lost(tree: Path) -> None:
     play(go)
 
 
+def test_too_many_files_are_refused(tree: Path) -> None:
+    (tree / "many").mkdir()
+    for i in range(files.MAX_FILES + 5):
+        (tree / "many" / f"{i}.txt").write_text("x")
+
+    async def go() -> None:
+        async with chat(base=tree) as d:
+            await d.idle()
+            await d.say("see @many/*.txt", wait=False)
+            await d.until(lambda: d.notice)
+            assert d.notice == "not sent: many/0.txt: one of more than 50 files"
+            assert d.draft == "see @many/*.txt"
+
+    play(go)
+
+
 def test_a_chip_is_removed_by_a_click(tree: Path) -> None:
     async def go() -> None:
         async with chat(base=tree) as d:
