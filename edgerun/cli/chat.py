@@ -102,7 +102,11 @@ def run(args: argparse.Namespace) -> int:
         params=params,
         where=args.url or "",
     )
-    return _run_app(ChatApp(options, lambda: partner(args), _title()))
+    app = ChatApp(options, lambda: partner(args), _title())
+    if args.theme is not None and args.theme not in app.available_themes:
+        known = ", ".join(sorted(app.available_themes))
+        raise RequestError(f"--theme {printable(args.theme)} is not known: {known}", param="theme")
+    return _run_app(app)
 
 
 def _capable() -> bool:

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import gc
 import logging
 import os
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +21,8 @@ from edgerun.tui.actions import Handlers
 from edgerun.tui.composer.area import Area
 from edgerun.tui.composer.box import Composer
 from edgerun.tui.composer.chips import Chip, Chips
-from edgerun.tui.conversation import Conversation
 from edgerun.tui.keeper import ModelKeeper
+from edgerun.tui.opening import Opening
 from edgerun.tui.options import Options
 from edgerun.tui.partner import Partner
 from edgerun.tui.screen import ChatScreen
@@ -35,8 +32,9 @@ from edgerun.tui.transcript import Transcript
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from textual.driver import Driver
+
     from edgerun.tui.settings import Remembered
-    from edgerun.tui.store import Store
 
 __all__ = ["ChatApp", "Options"]
 
@@ -79,13 +77,13 @@ class ChatApp(App[object]):
         # Without colours means none at all: Textual would still send greys.
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self.options = options
-        self._open_partner, self._path = open_partner, path
         self.chat = ChatScreen(title)
         self.talk: Talk | None = None
         self.keeper: ModelKeeper | None = None
         self.remembered: Remembered | None = None
         self.handlers = Handlers(self)
         self.stage = Stage(self)
+        self.opening = Opening(self, open_partner, path)
         self.editing: str | None = None
         self.unsaved = ""
         self._before_edit = ""
@@ -99,7 +97,14 @@ class ChatApp(App[object]):
         from edgerun.tui import themes
 
         themes.register(self)
-        self.theme = themes.choose(options.theme, self.available_themes, os.environ)
+        self.opening.pick_theme(options.theme)
+
+    def get_driver_class(self) -> type[Driver]:
+        if os.name != "posix" or os.environ.get("TEXTUAL_DRIVER"):
+            return super().get_driver_class()
+        from edgerun.tui.terminal import TerminalDriver
+
+        return TerminalDriver
 
     # -- beginning ----------------------------------------------------------------------------
 
@@ -120,93 +125,20 @@ class ChatApp(App[object]):
     def _open(self) -> None:
         self.chat.composer.area.focus()
         self.call_later(self._type)
-        self.run_worker(self._opened(), group="open", exit_on_error=True)
+        self.run_worker(self.opening.run(), group="open")
 
     def _type(self) -> None:
         typed, self._typed = self._typed, None
         for event in typed or ():
             self.post_message(event)
 
-    async def _opened(self) -> None:
-        """After the first paint: what takes time."""
-        loop = asyncio.get_running_loop()
-        for name in ("SIGTERM", "SIGHUP", "SIGINT"):
-            with contextlib.suppress(AttributeError, NotImplementedError, ValueError, RuntimeError):
-                loop.add_signal_handler(getattr(signal, name), self.quit)
-        store = await asyncio.to_thread(self._open_store)
-        from edgerun.tui.settings import Remembered
-
-        self.remembered = Remembered(store)
-        if self.options.theme is None:
-            self.pick_theme(None)
-        conversation = await asyncio.to_thread(self._first_chat, store)
-        partner = self._open_partner()
-        self.keeper = ModelKeeper(partner, self.stage.model_changed)
-        params, chat = self.remembered.sampling((self.options.params, self.options.chat))
-        self.talk = Talk(conversation, store, self.keeper, self.stage, params, chat)
-        self.chat.composer.count = partner.count
-        self.handlers.connect()
-        self.stage.show_chat()
-        gc.freeze()  # what is there now stays: collections need not look at it
-        gc.enable()
-        self.keeper.load(self.options.model or self.remembered.model(self.options.where))
-        await self.restore_draft()
-        self.run_worker(self._load_history(store), group="history")
-        if self.options.question:
-            self.talk.ask(Question(self.options.question))
+    def do_what_waited(self) -> None:
+        """What was sent and pressed before there was a chat."""
         waiting, self._waiting = self._waiting, []
         for submitted in waiting:
             self._act(submitted)
         if self._early:
             self.action_do(self._early)
-
-    def _open_store(self) -> Store:
-        """On a thread."""
-        from edgerun.tui.store import Store
-
-        def notify(text: str) -> None:
-            with contextlib.suppress(RuntimeError):  # the program is over
-                self.call_from_thread(self._store_says, text)
-
-        return Store(self._path, memory=not self.options.save, notify=notify)
-
-    def _store_says(self, text: str) -> None:
-        self.tell(text, bad=True)
-
-    def _first_chat(self, store: Store) -> Conversation:
-        wanted = self.options.resume
-        session = None
-        if wanted is not None:
-            session = store.find(wanted) if wanted else store.latest()
-            if session is None:
-                none = f"there is no chat {wanted!r}" if wanted else "there is no earlier chat"
-                self.call_from_thread(self.tell, f"{none}: this is a new one")
-        conversation = store.open(session) if session else self.new_chat(store)
-        if self.options.system is not None:
-            conversation.system = self.options.system
-        return conversation
-
-    def new_chat(self, store: Store) -> Conversation:
-        from edgerun.tui.settings import Remembered
-
-        return Conversation(system=self.options.system or Remembered(store).system)
-
-    async def restore_draft(self) -> None:
-        """What was typed in this chat and not sent."""
-        assert self.talk is not None
-        draft = await asyncio.to_thread(self.talk.store.get_draft, self.talk.conversation.id)
-        if draft and not self.chat.composer.draft:
-            self.chat.composer.write(draft)
-
-    async def _load_history(self, store: Store) -> None:
-        self.chat.composer.area.asked.load(await asyncio.to_thread(store.asked))
-
-    def pick_theme(self, name: str | None) -> None:
-        """Use a theme; None = the one that was chosen before."""
-        from edgerun.tui import themes
-
-        saved = self.remembered.theme if self.remembered else None
-        self.theme = themes.choose(name or saved, self.available_themes, os.environ)
 
     # -- the composer -------------------------------------------------------------------------
 

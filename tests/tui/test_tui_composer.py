@@ -120,6 +120,28 @@ def test_a_huge_paste_is_folded_at_once_and_sent_whole() -> None:
     play(go)
 
 
+@pytest.mark.skipif(os.name != "posix", reason="Textual reads in another way there")
+def test_pastes_are_cut_out_of_the_stream() -> None:
+    """Wherever a read ends; escapes in a paste are part of it."""
+    from edgerun.tui.terminal import PasteParser
+
+    stream = (
+        "ab\x1b[A\x1b[200~one\rtwo\x1b[20 \x1b[200 x\x1b[201~c\x1b[200~\x1b[201~"
+        "\x1b[200~\x1b[201\x1b[201~d\x1b[2~"
+    )
+    expected = ["a", "b", "up", "'one\\rtwo\\x1b[20 \\x1b[200 x'", "c", "''",
+                "'\\x1b[201'", "d", "insert"]  # fmt: skip
+    for cut in range(len(stream) + 1):
+        if stream[:cut].endswith(("\x1b", "\x1b[")) and stream[cut:].startswith(("[200~", "200~")):
+            continue  # might be keys
+        parser = PasteParser()
+        found = [m for piece in (stream[:cut], stream[cut:]) if piece for m in parser.feed(piece)]
+        assert [
+            repr(m.text) if isinstance(m, events.Paste) else m.key
+            for m in found  # type: ignore[attr-defined]
+        ] == expected, cut
+
+
 def test_a_folded_paste_goes_with_one_backspace() -> None:
     async def go() -> None:
         async with chat() as d:

@@ -108,7 +108,7 @@ def test_continue_resume_and_drafts(tmp_path: Path) -> None:
         async with chat(path=path, resume="nothing like it") as d:
             await d.idle()
             assert d.path == []
-            assert d.notice == "there is no chat 'nothing like it': this is a new one"
+            assert d.notice == "there is no chat 'nothing like it': this is a new chat"
 
     for run in (first, latest, other, none):
         play(run)

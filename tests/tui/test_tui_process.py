@@ -155,3 +155,20 @@ def test_a_terminal_that_cannot_be_drawn_on(rig: Rig) -> None:
     p.send("\x04")
     assert p.end()[0] == 0
 
+
+def test_a_terminal_that_goes_away(rig: Rig) -> None:
+    """Bytes that are no text do not end the program; its terminal's end does, and saves."""
+    p = rig.chat("hello")
+    p.until("tick")
+    os.write(p.fd, b"caf\xe9 \xff\xc3(")
+    p.until("caf\ufffd \ufffd\ufffd\\(")
+    os.close(p.fd)
+    began = time.monotonic()
+    os.waitpid(p.pid, 0)
+    assert time.monotonic() - began < 2
+    p.pid, p.fd = 0, os.open(os.devnull, os.O_RDONLY)
+    with sqlite3.connect(rig.home / "chats.db") as db:
+        kept = db.execute("SELECT state FROM messages ORDER BY number").fetchall()
+        drafts = db.execute("SELECT text FROM drafts").fetchall()
+    assert kept == [("done",), ("stopped",)]
+    assert drafts == [("caf\ufffd \ufffd\ufffd(",)]

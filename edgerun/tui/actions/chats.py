@@ -25,7 +25,7 @@ class ChatActions(Base):
             self.app.editing = None
             composer = self.app.chat.composer
             composer.write("")
-            self.app.run_worker(self.app.restore_draft(), group="draft", exclusive=True)
+            self.app.run_worker(self.app.opening.restore_draft(), group="draft", exclusive=True)
             self.app.stage.show_chat()
             composer.area.focus()
 
@@ -42,7 +42,7 @@ class ChatActions(Base):
         self.open_chat(conversation)
 
     def do_new(self, rest: str) -> None:
-        self.open_chat(self.app.new_chat(self.store))
+        self.open_chat(self.app.opening.new_chat(self.store))
 
     def do_sessions(self, rest: str) -> None:
         if rest:

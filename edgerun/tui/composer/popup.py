@@ -28,7 +28,7 @@ class Popup(Widget):
     }  # fmt: skip
     DEFAULT_CSS = """
     Popup {
-        display: none; height: auto; width: 100%; padding: 0 1; background: $panel;
+        display: none; height: auto; width: 100%; background: $panel;
         overlay: screen; constrain: none inside;
         & > .popup--label { color: $foreground; background: $panel; }
         & > .popup--detail { color: $text-muted; background: $panel; }
@@ -98,23 +98,23 @@ class Popup(Widget):
     def render_line(self, y: int) -> Strip:
         cells = self.size.width
         detail = self.get_component_rich_style("popup--detail")
-        if not self.items:
-            return Strip([Segment(fit(self.hint, cells), detail)]).adjust_cell_length(cells, detail)
-        if y == _ROWS:
-            more = f"{(self.at or 0) + 1} of {len(self.items)}"
-            return Strip([Segment(more, detail)]).adjust_cell_length(cells, detail)
+        if not self.items or y == _ROWS:
+            text = self.hint or f"{(self.at or 0) + 1} of {len(self.items)}"
+            line = Segment(" " + fit(text, cells - 2), detail)
+            return Strip([line]).adjust_cell_length(cells, detail)
         i = self._top + y
         if i >= len(self.items):
             return Strip.blank(cells, detail)
-        here = i == self.at
-        one = self.get_component_rich_style("popup--at" if here else "popup--label")
-        two = self.get_component_rich_style("popup--at-detail" if here else "popup--detail")
+        at = "at" if i == self.at else "label"
+        one = self.get_component_rich_style(f"popup--{at}")
+        two = self.get_component_rich_style("popup--at-detail") if i == self.at else detail
         labels = [width(one_line(item.label)) for item in self.items[self._top : self._top + _ROWS]]
         column = min(max(labels) + 2, cells * 3 // 5)
         label = fit(one_line(self.items[i].label), column - 1)
-        text = fit(one_line(self.items[i].detail), max(cells - column, 0))
+        text = fit(one_line(self.items[i].detail), max(cells - column - 2, 0))
         gap = " " * (column - width(label))
-        return Strip([Segment(label + gap, one), Segment(text, two)]).adjust_cell_length(cells, two)
+        row = [Segment(f" {label}{gap}", one), Segment(text, two)]
+        return Strip(row).adjust_cell_length(cells, two)
 
     def on_click(self, event: events.Click) -> None:
         i = self._top + event.y
