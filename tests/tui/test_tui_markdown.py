@@ -72,7 +72,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "MAX_ROWS", 2)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=70, deadline=None)
 @given(DOCUMENTS, st.integers(0, 2**32), st.sampled_from([(), (40,), (12, 40, 25)]))
 def test_chunks_and_resizes_leave_no_trace(text: str, seed: int, widths: tuple[int, ...]) -> None:
     flow = fed(cut(text, random.Random(seed)), widths=widths)
@@ -105,7 +105,7 @@ def said(tokens: Sequence[Token]) -> Iterator[str]:
             yield token.content
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(DOCUMENTS)
 def test_every_word_that_the_reference_parser_finds_is_shown(text: str) -> None:
     # Without what we read otherwise on purpose: math, task marks, links' addresses.
@@ -144,7 +144,7 @@ LONG = {
 def test_one_long_block_costs_no_more_per_chunk(kind: str) -> None:
     """What is parsed again stays short, and it still is the same as all at once."""
     first, more = LONG[kind]
-    text = first + "".join(more.format(i) for i in range(700))
+    text = first + "".join(more.format(i) for i in range(450))
     doc = Markdown()
     longest = 0
     for at in range(0, len(text), 61):
