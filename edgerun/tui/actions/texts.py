@@ -1,0 +1,84 @@
+"""What is done with texts: files, clipboard, editor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgerun.errors import printable
+from edgerun.tui.actions.base import Base
+from edgerun.tui.composer import files
+from edgerun.tui.conversation import Message
+
+__all__ = ["TextActions", "code_blocks"]
+
+
+class TextActions(Base):
+    """Commands of the group "Texts"."""
+
+    def do_attach(self, rest: str) -> None:
+        base = self.app.folder
+        path = rest.strip('"')
+        found = files.expand(path, base)
+        refused = [f for p in found[:1] if (f := files.read(p, base)).refusal]
+        if not found:
+            self.tell(f"there is no file {printable(path, 120)}", bad=True)
+        elif refused:
+            self.tell(f"{printable(path, 120)}: {refused[0].refusal}", bad=True)
+        else:
+            composer = self.app.chat.composer
+            space = "" if not composer.draft or composer.draft[-1].isspace() else " "
+            composer.write(composer.draft + space + files.quoted(path) + " ")
+
+    def do_copy(self, rest: str) -> None:
+        answers = [m for m in self.chat.path() if m.role == "assistant" and m.text]
+        if rest in ("all", "chat"):
+            from edgerun.tui.export import to_markdown
+
+            self.app.copy(to_markdown(self.chat), "the chat")
+        elif rest == "code":
+            self._copy_code(answers)
+        elif rest:
+            self.tell("/copy, /copy code or /copy all")
+        elif answers:
+            self.app.copy(answers[-1].text, "the answer")
+        else:
+            self.tell("there is no answer to copy")
+
+    def _copy_code(self, messages: Sequence[Message]) -> None:
+        for m in reversed(messages):
+            blocks = code_blocks(m.text)
+            if blocks:
+                self.app.copy(blocks[-1], "the code")
+                return
+        self.tell("there is no code block")
+
+    def do_editor(self, rest: str) -> None:
+        from edgerun.tui.composer.editor import write_in_editor
+
+        composer = self.app.chat.composer
+        text, wrong = write_in_editor(self.app, composer.draft)
+        if wrong:
+            self.tell(wrong, bad=True)
+        elif text is not None:
+            composer.write(text)
+        composer.area.focus()
+
+
+def code_blocks(text: str) -> list[str]:
+    """The contents of the fenced blocks of a Markdown text, a last open one among them."""
+    blocks: list[str] = []
+    fence, lines, indent = "", [], 0  # type: tuple[str, list[str], int]
+    for line in text.splitlines():
+        bare = line.lstrip(" ")
+        if fence:
+            if bare.startswith(fence) and not bare.strip(fence[0] + " "):
+                blocks.append("\n".join(lines))
+                fence = ""
+            else:
+                lines.append(line[min(indent, len(line) - len(bare)) :])
+        elif bare.startswith(("```", "~~~")):
+            fence = bare[: len(bare) - len(bare.lstrip(bare[0]))]
+            lines, indent = [], len(line) - len(bare)
+    if fence:
+        blocks.append("\n".join(lines))
+    return blocks

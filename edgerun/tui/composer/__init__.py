@@ -1,0 +1,1 @@
+"""Where questions are written: text, completion, attached files, history."""

@@ -1,0 +1,33 @@
+"""What the command line says about a chat."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgerun.chat import ChatOptions
+from edgerun.core import SamplingParams
+
+__all__ = ["Options"]
+
+
+@dataclass
+class Options:
+    """What the command line says.
+
+    Attributes:
+        model: a name or path; None = the last one, or the default.
+        question: asked at once.
+        resume: which chat to go on with: "" = the latest; None = a new one.
+        save: whether anything is kept on disk.
+        where: the address of the server that answers; "" = this process.
+    """
+
+    model: str | None = None
+    question: str = ""
+    resume: str | None = None
+    save: bool = True
+    system: str | None = None
+    theme: str | None = None
+    params: SamplingParams = field(default_factory=SamplingParams)
+    chat: ChatOptions = field(default_factory=ChatOptions)
+    where: str = ""

@@ -1,0 +1,134 @@
+"""What is to be seen of the model and the turn, in words. No widget."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from edgerun.tui.conversation import Message
+from edgerun.tui.keeper import ModelKeeper
+from edgerun.tui.status import Facts, bytes_text, count_text
+
+if TYPE_CHECKING:
+    from edgerun.tui.talk import Talk
+
+__all__ = ["Counts", "facts", "notice", "welcome"]
+
+
+class Counts(Protocol):
+    """``used``: tokens of the path shown, None = not known; ``estimate``: counted, not used.
+    ``computed``: the model's count of tokens when the turn began."""
+
+    used: int | None
+    estimate: bool
+    computed: int | None
+
+
+def last_answer(talk: Talk) -> Message | None:
+    """The last answer on the path that has figures."""
+    path = talk.conversation.path()
+    return next((m for m in reversed(path) if m.role == "assistant" and m.timings), None)
+
+
+def facts(talk: Talk, keeper: ModelKeeper, counts: Counts, unsaved: str = "") -> Facts:
+    """The status line's."""
+    about, turn = keeper.about, talk.turn
+    live = keeper.partner.live()
+    name = about.model if about else keeper.target or "default model"
+    backend = ""
+    if about is not None:
+        backend = f"{about.backend} {about.where}".strip()
+        if about.fallback:
+            backend = f"{backend} (fallback)".strip()
+    activity, share = _activity(talk, keeper, counts)
+    used, estimate = counts.used, counts.estimate
+    prefill = decode = None
+    cached: int | None = None
+    if turn is not None:
+        decode = turn.speed
+        if turn.prompt_tokens is not None:
+            used, estimate = turn.prompt_tokens + turn.tokens, False
+    else:
+        answer = last_answer(talk)
+        if answer is not None and answer.timings is not None:
+            prefill = answer.timings.prefill_per_second or None
+            decode = answer.timings.decode_per_second or None
+        if answer is not None and answer.usage is not None:
+            cached = answer.usage.cached_tokens
+    return Facts(
+        model=name,
+        backend=backend,
+        activity=activity,
+        alarm=keeper.state == "failed",
+        share=share,
+        used=used,
+        n_ctx=about.n_ctx if about else None,
+        estimate=estimate,
+        live=turn is not None,
+        prefill=prefill,
+        decode=decode,
+        cached=cached,
+        acceptance=live.acceptance,
+        memory=live.memory if about is not None else None,
+        unsaved=unsaved,
+    )
+
+
+def _activity(talk: Talk, keeper: ModelKeeper, counts: Counts) -> tuple[str, float | None]:
+    if keeper.state == "loading":
+        return loading(keeper), keeper.share
+    if keeper.state == "failed":
+        return "no model", None
+    turn = talk.turn
+    if turn is None:
+        return "", None
+    if not turn.reading:
+        return ("thinking" if _thinking(turn.message) else "writing"), None
+    done = keeper.partner.live().computed
+    if done is None or counts.computed is None or not turn.prompt_tokens:
+        return "reading", None
+    read = min(max(done - counts.computed, 0), turn.prompt_tokens)
+    return f"reading {count_text(turn.prompt_tokens)} tokens", read / turn.prompt_tokens
+
+
+def _thinking(message: Message) -> bool:
+    return bool(message.reasoning) and not message.text
+
+
+def loading(keeper: ModelKeeper) -> str:
+    """``pulling 43 %``, ``loading``."""
+    verb = {"pull": "pulling", "load": "loading"}.get(keeper.stage, "starting")
+    share = keeper.share
+    text = f"{verb} {share:.0%}".replace("%", " %") if share is not None else verb
+    speed = keeper.per_second
+    return f"{text} · {bytes_text(int(speed))}/s" if speed else text
+
+
+def notice(keeper: ModelKeeper) -> tuple[str, bool]:
+    """What lasts: a model that could not be loaded, and the way out."""
+    if keeper.state != "failed":
+        return "", False
+    return f"{keeper.error} — enter tries again, ctrl+o picks a model", True
+
+
+def welcome(keeper: ModelKeeper) -> tuple[str, ...]:
+    """Lines about the model, where nothing has been said yet."""
+    about = keeper.about
+    if about is not None:
+        size = f" · {bytes_text(about.size)}" if about.size else ""
+        room = f" · context {count_text(about.n_ctx)}" if about.n_ctx else ""
+        lines = [f"{about.model}{size}{room}"]
+        if about.where:
+            lines.append(f"answers from {about.where}")
+        if about.fallback:
+            lines.append(f"run by another runtime: {about.fallback}")
+        return tuple(lines)
+    if keeper.state == "failed":
+        return ("no model is there to answer",)
+    name = keeper.target or "the default model"
+    if keeper.stage == "pull":
+        size = f" of {bytes_text(keeper.total)}" if keeper.total else ""
+        return (
+            f"fetching {name}: {bytes_text(keeper.done)}{size}, once",
+            "write your question meanwhile; it is sent when the model is there",
+        )
+    return (f"loading {name}",)

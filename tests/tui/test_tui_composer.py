@@ -1,0 +1,573 @@
+"""The composer: typing, pasting, history, completion, files, the user's editor."""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from helpers.tui_app import Driver, chat, play
+from textual import events
+
+from edgerun.tui.composer import editor, files
+from edgerun.tui.composer.area import Area, joined
+from edgerun.tui.composer.complete import commands_for, wanted
+from edgerun.tui.composer.folding import FOLD_CHARS, FOLD_LINES, Folds
+from edgerun.tui.composer.history import History
+from edgerun.tui.text import width
+
+
+async def paste(d: Driver, text: str) -> None:
+    d.app.chat.composer.area.post_message(events.Paste(text))
+    await d.settle()
+
+
+def area(d: Driver) -> Area:
+    return d.app.chat.composer.area
+
+
+# -- typing and pasting -----------------------------------------------------------------------
+
+
+def test_enter_sends_and_other_keys_begin_a_line() -> None:
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            await d.press("a", "shift+enter", "b", "ctrl+j", "c", "alt+enter", "d")
+            assert d.draft == "a\nb\nc\nd"
+            await d.press("backslash", "enter", "e")
+            assert d.draft == "a\nb\nc\nd\ne"
+            assert d.path == []
+            await d.press("enter")
+            await d.idle()
+            assert d.said[0] == ("user", "a\nb\nc\nd\ne")
+            assert d.draft == ""
+
+    play(go)
+
+
+def test_keys_in_a_burst_keep_their_order() -> None:
+    """As they come from a macro, or over a slow line: all in one go."""
+
+    async def go() -> None:
+        async with chat("one", "two") as d:
+            await d.idle()
+            for key in ("x", "ctrl+u", "a", "b", "enter", "c", "left", "d", "enter", "e"):
+                d.app.post_message(events.Key(key, key if len(key) == 1 else None))
+            await d.until(lambda: len(d.path) == 4)
+            await d.idle()
+            assert [t for r, t in d.said if r == "user"] == ["ab", "dc"]
+            assert d.draft == "e"
+
+    play(go)
+
+
+def test_nothing_is_sent_of_blanks() -> None:
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            await d.press("enter", "space", "enter", "ctrl+j", "enter")
+            await d.idle()
+            assert d.path == []
+
+    play(go)
+
+
+PASTES = [
+    ("one\ntwo\nthree", "one\ntwo\nthree"),
+    ("ends with a line end\n", "ends with a line end\n"),
+    ("mac\rand\r\nwindows\r", "mac\nand\nwindows\n"),
+    ("tab\tstays", "tab\tstays"),
+    ("\x1b[2J\x07bad \u202eevil", "\ufffd[2J\ufffdbad \ufffdevil"),
+    ("/quit\n", "/quit\n"),
+]
+
+
+def test_a_paste_is_one_draft() -> None:
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            for pasted, draft in PASTES:
+                await paste(d, pasted)
+                assert d.draft == draft
+                assert d.path == []
+                await d.press("ctrl+z")
+                assert d.draft == ""  # one change, undone as one
+
+    play(go)
+
+
+def test_a_huge_paste_is_folded_at_once_and_sent_whole() -> None:
+    huge = "".join(f"line {i} of a log\n" for i in range(60_000))
+    assert len(huge) > 1_000_000
+
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            await d.type("see ")
+            began = time.perf_counter()
+            await paste(d, huge)
+            assert time.perf_counter() - began < 1
+            assert area(d).text == "see [pasted #1: 60 001 lines]"
+            await d.type(" please")
+            assert d.draft == f"see {huge} please"
+            await d.press("enter")
+            await d.idle()
+            assert d.said[0] == ("user", f"see {huge} please")
+
+    play(go)
+
+
+def test_a_folded_paste_goes_with_one_backspace() -> None:
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            await d.type("a ")
+            await paste(d, "x" * (FOLD_CHARS + 1))
+            assert area(d).text == "a [pasted #1: 8 001 characters]"
+            await d.press("backspace")
+            assert area(d).text == "a "
+
+    play(go)
+
+
+def test_folding() -> None:
+    folds = Folds()
+    assert folds.fold("short") == "short"
+    assert folds.fold("x" * FOLD_CHARS) == "x" * FOLD_CHARS
+    assert folds.fold("x\n" * (FOLD_LINES - 1)) == "x\n" * (FOLD_LINES - 1)
+    lines = "x\n" * FOLD_LINES
+    mark = folds.fold(lines)
+    assert mark == "[pasted #1: 101 lines]"
+    assert folds.unfold(f"a {mark} b {mark}") == f"a {lines} b {lines}"
+    typed = "[pasted #2: 9 lines]"
+    assert folds.unfold(typed) == typed
+    assert (folds.ending(f"a{mark}"), folds.ending(typed), folds.ending("]")) == (len(mark), 0, 0)
+    folds.clear()
+    assert folds.unfold(mark) == mark
+
+
+WIDE = [
+    ("あいう", [6, 4, 2, 0]),
+    ("❤️ok", [4, 3, 2, 0]),
+    ("a👩‍👩‍👧b", [4, 3, 1, 0]),
+    ("e\u0301x", [2, 1, 0]),
+    ("👍🏽!", [3, 2, 0]),
+]
+
+
+def test_the_cursor_moves_over_whole_characters() -> None:
+    """Where the cursor is on the screen, in cells, while it goes left from the end."""
+
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            for text, steps in WIDE:
+                area(d).take()
+                await walk(d, text, steps)
+
+    async def walk(d: Driver, text: str, steps: list[int]) -> None:
+        await d.type(text)
+        start = area(d).content_region.x
+        seen = [area(d).cursor_screen_offset.x - start]
+        for _ in steps[1:]:
+            await d.press("left")
+            seen.append(area(d).cursor_screen_offset.x - start)
+        assert seen == steps
+        for _ in steps[1:]:
+            await d.press("right")
+        assert area(d).cursor_at_end_of_text
+        # Wherever the cursor stands, the line is drawn as wide as its characters are.
+        for _ in steps:
+            strip = area(d).render_line(0)
+            assert strip.cell_length == area(d).size.width
+            assert strip.text.rstrip() == text
+            assert sum(width(s.text) for s in strip) == strip.cell_length
+            await d.press("left")
+
+    play(go)
+
+
+def test_backspace_takes_a_whole_character() -> None:
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            await d.type("a❤️")
+            await d.press("backspace")
+            assert d.draft == "a"
+
+    play(go)
+
+
+def test_a_character_is_not_cut_by_a_change_of_style() -> None:
+    from rich.segment import Segment
+    from rich.style import Style
+    from textual.strip import Strip
+
+    cut = Strip([Segment("a❤", Style(bold=True)), Segment("\ufe0fb   ", Style())])
+    whole = joined(cut)
+    assert [s.text for s in whole][:2] == ["a❤\ufe0f", "b   "[: len("b   ") - 1]]
+    assert whole.cell_length == cut.cell_length
+
+
+def test_it_grows_to_a_third_of_the_screen() -> None:
+    async def go() -> None:
+        async with chat(size=(80, 30)) as d:
+            await d.idle()
+            await d.until(lambda: area(d).size.height == 1)
+            await d.type("\n".join("abcdefgh"[:4]))
+            await d.until(lambda: area(d).size.height == 4)
+            await d.type("\n" * 40)
+            await d.until(lambda: area(d).size.height == 9)
+
+    play(go)
+
+
+# -- history ----------------------------------------------------------------------------------
+
+
+def test_history_by_arrow_keys() -> None:
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            await d.say("first")
+            await d.say("second\nof two lines")
+            await d.type("draft")
+            await d.press("home", "up")
+            assert d.draft == "draft"  # only what begins so would be offered
+            await d.press("ctrl+k")
+            await d.press("up")
+            assert d.draft == "second\nof two lines"
+            await d.press("up")  # to its first line
+            await d.press("up")
+            assert d.draft == "first"
+            await d.press("down")
+            assert d.draft == "second\nof two lines"
+            await d.press("down")
+            assert d.draft == ""
+
+    play(go)
+
+
+def test_history_over_sessions(tmp_path: Path) -> None:
+    path = tmp_path / "chats.db"
+
+    async def one() -> None:
+        async with chat(path=path) as d:
+            await d.idle()
+            await d.say("from yesterday")
+
+    async def two() -> None:
+        async with chat(path=path) as d:
+            await d.idle()
+            await d.app.workers.wait_for_complete()
+            await d.press("up")
+            assert d.draft == "from yesterday"
+
+    play(one)
+    play(two)
+
+
+def test_history_remembers_the_draft_and_filters_by_it() -> None:
+    h = History(["apple", "bread", "apricot"])
+    assert h.older("ap") == "apricot"
+    assert h.older("apricot") == "apple"
+    assert h.older("apple") is None
+    assert h.newer() == "apricot"
+    assert h.newer() == "ap"
+    assert h.newer() is None
+    h.add("apricot")
+    h.add("cherry")
+    h.load(["older"])
+    assert [h.older(""), h.older("cherry"), h.older("apricot")] == ["cherry", "apricot", "bread"]
+
+
+# -- completion -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "first", "kind", "text"),
+    [
+        ("/", True, "command", ""),
+        ("/he", True, "command", "he"),
+        ("/he", False, None, None),
+        ("a /he", True, None, None),
+        ("/model qw", True, "value", "qw"),
+        ("/retry x", True, None, None),
+        ("see @sr", True, "file", "sr"),
+        ("see @sr", False, "file", "sr"),
+        ('see @"my fi', True, "file", "my fi"),
+        ("me@example.com", True, None, None),
+        ("see @a b", True, None, None),
+        ("(@src/x", True, "file", "src/x"),
+    ],
+)
+def test_what_is_completed(line: str, first: bool, kind: str | None, text: str | None) -> None:
+    found = wanted(line, len(line), first)
+    assert (found.kind if found else None, found.text if found else None) == (kind, text)
+
+
+def test_commands_are_offered_best_first() -> None:
+    assert [i.label.split()[0] for i in commands_for("he")] == ["/help", "/theme"]
+    assert commands_for("cl")[0].label.startswith("/new")  # by its alias /clear
+    assert len(commands_for("")) > 20
+    assert commands_for("zz") == []
+
+
+def test_a_command_is_completed_and_done() -> None:
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            popup = d.app.chat.composer.popup
+            await d.press("slash")
+            assert popup.display
+            assert popup.item is None  # nothing is chosen yet: enter does nothing by accident
+            await d.press("t", "h", "e")
+            assert popup.item is not None
+            assert popup.item.label.startswith("/theme")
+            await d.press("tab")
+            assert d.draft == "/theme "
+            await d.type("edgerun-l")
+            await d.settle()
+            assert [i.label for i in popup.items] == ["edgerun-light"]
+            await d.press("enter")
+            assert d.app.theme == "edgerun-light"
+            assert d.draft == ""
+
+    play(go)
+
+
+def test_escape_closes_the_popup_for_this_text() -> None:
+    async def go() -> None:
+        async with chat() as d:
+            await d.idle()
+            await d.press("slash", "h")
+            assert d.app.chat.composer.popup.display
+            await d.press("escape")
+            assert not d.app.chat.composer.popup.display
+            assert d.draft == "/h"
+            await d.press("e")
+            assert d.app.chat.composer.popup.display
+
+    play(go)
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for name, text in {
+        "README.md": "# Read me\n",
+        "src/main.py": "print('main')\n",
+        "src/util.py": "x = 1\n",
+        "src/my notes.txt": "notes\n",
+        ".hidden/secret.txt": "no",
+        ".env": "KEY=1",
+        "node_modules/x/index.js": "no",
+        "__pycache__/a.py": "no",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "photo.png").write_bytes(b"\x89PNG\0\0")
+    (tmp_path / "latin.txt").write_bytes("café".encode("latin-1"))
+    (tmp_path / "big.log").write_bytes(b"x" * (files.MAX_BYTES + 1))
+    return tmp_path
+
+
+def test_the_listing_skips_what_nobody_asks_about(tree: Path) -> None:
+    names = files.Listing(tree).names()
+    assert names == [
+        "big.log", "latin.txt", "photo.png", "README.md", "src/", "src/main.py",
+        "src/my notes.txt", "src/util.py",
+    ]  # fmt: skip
+
+
+def test_the_listing_asks_git(tree: Path) -> None:
+    import shutil
+    import subprocess
+
+    if shutil.which("git") is None:
+        pytest.skip("git is not installed")
+    subprocess.run(["git", "init", "-q", str(tree)], check=True)
+    (tree / ".gitignore").write_text("*.log\nnode_modules\n__pycache__\n")
+    names = files.Listing(tree).names()
+    assert "big.log" not in names
+    assert "src/main.py" in names
+    assert not any(n.startswith((".", "node_modules")) for n in names)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "first"),
+    [("main", "src/main.py"), ("read", "README.md"), ("smp", "src/main.py"), ("sr", "src/")],
+)
+def test_fuzzy_names(tree: Path, wanted: str, first: str) -> None:
+    assert files.rank(files.Listing(tree).names(), wanted)[0] == first
+
+
+def test_patterns(tree: Path) -> None:
+    assert files.expand("src/*.py", tree) == ["src/main.py", "src/util.py"]
+    assert files.expand("**/*.py", tree) == ["src/main.py", "src/util.py"]
+    assert files.expand("nothing.py", tree) == []
+    assert files.expand("src", tree) == []
+    assert files.expand(str(tree / "README.md"), tree) == [str(tree / "README.md")]
+    assert files.expand("bad\0name", tree) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "refusal"),
+    [
+        ("photo.png", "not text"),
+        ("latin.txt", "not UTF-8 text"),
+        ("big.log", "too large, at most 1000 kB"),
+        ("gone.txt", "no such file or directory"),
+        ("README.md", ""),
+    ],
+)
+def test_what_is_refused(tree: Path, name: str, refusal: str) -> None:
+    assert files.read(name, tree).refusal == refusal
+
+
+def test_mentions() -> None:
+    text = 'see @a.py, @"b c.txt" and (@d/*.py) but not me@x.org or @ alone'
+    found = files.mentions(text)
+    assert [m.path for m in found] == ["a.py", "b c.txt", "d/*.py"]
+    assert [text[m.start : m.end] for m in found] == ["@a.py", '@"b c.txt"', "@d/*.py"]
+    assert [files.quoted(p) for p in ("a.py", "b c.txt", "odd.")] == [
+        "@a.py", '@"b c.txt"', '@"odd."',
+    ]  # fmt: skip
+
+
+def test_a_file_is_completed_counted_and_sent(tree: Path) -> None:
+    async def go() -> None:
+        async with chat(base=tree) as d:
+            await d.idle()
+            await d.type("explain @main")
+            await d.until(lambda: d.app.chat.composer.popup.open)
+            await d.press("tab")
+            assert d.draft == "explain @src/main.py "
+            chips = d.app.chat.composer.chips
+            await d.until(lambda: chips.chips)
+            assert [(c.kind, c.text) for c in chips.chips] == [
+                ("file", "src/main.py  14 B · 1 tokens")
+            ]
+            await d.press("enter")
+            await d.idle()
+            question = d.path[0]
+            assert question.text == "explain @src/main.py "
+            assert [(a.path, a.text, a.n_tokens) for a in question.attachments] == [
+                ("src/main.py", "print('main')\n", 1)
+            ]
+            sent = d.partner.asked[0][0][-1]["content"]
+            assert "```src/main.py\nprint('main')\n```" in sent
+            await d.until(lambda: not chips.chips)
+
+    play(go)
+
+
+def test_a_pattern_attaches_all(tree: Path) -> None:
+    async def go() -> None:
+        async with chat(base=tree) as d:
+            await d.idle()
+            await d.say("compare @src/*.py and @nothing.py")
+            assert [a.path for a in d.path[0].attachments] == ["src/main.py", "src/util.py"]
+
+    play(go)
+
+
+def test_a_binary_file_is_refused_and_nothing_is_lost(tree: Path) -> None:
+    async def go() -> None:
+        async with chat(base=tree) as d:
+            await d.idle()
+            await d.type("what is @photo.png")
+            chips = d.app.chat.composer.chips
+            await d.until(lambda: chips.chips)
+            assert chips.chips[0].kind == "bad"
+            await d.press("escape", "enter")
+            await d.until(lambda: "photo.png" in d.notice)
+            assert d.notice == "not sent: photo.png: not text"
+            assert d.draft == "what is @photo.png"
+            assert d.path == []
+
+    play(go)
+
+
+def test_too_many_files_are_refused(tree: Path) -> None:
+    (tree / "many").mkdir()
+    for i in range(files.MAX_FILES + 5):
+        (tree / "many" / f"{i}.txt").write_text("x")
+
+    async def go() -> None:
+        async with chat(base=tree) as d:
+            await d.idle()
+            await d.say("see @many/*.txt", wait=False)
+            await d.until(lambda: d.notice)
+            assert d.notice == "not sent: many/0.txt: one of more than 50 files"
+            assert d.draft == "see @many/*.txt"
+
+    play(go)
+
+
+def test_a_chip_is_removed_by_a_click(tree: Path) -> None:
+    async def go() -> None:
+        async with chat(base=tree) as d:
+            await d.idle()
+            await d.type("see @README.md please")
+            chips = d.app.chat.composer.chips
+            await d.until(lambda: chips.chips)
+            await d.press("escape")
+            await d.pilot.click("Chips", offset=(4, 0))
+            assert d.draft == "see please"
+            await d.until(lambda: not chips.chips)
+
+    play(go)
+
+
+def test_paths_outside_the_folder(tree: Path) -> None:
+    (tree / "src" / "zeta").mkdir()
+    assert files.in_folder("../", tree / "src")[:1] == ["../__pycache__/"]
+    assert files.in_folder(f"{tree}/READ", tree / "src") == [f"{tree}/README.md"]
+    assert files.in_folder("./z", tree / "src") == ["./zeta/"]
+    assert files.in_folder("/no/such/", tree) == []
+
+
+# -- the editor -------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.name != "posix", reason="a shell script as editor")
+def test_the_editor_gets_the_draft_and_gives_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "ed it.sh"
+    script.write_text('#!/bin/sh\ntr a-z A-Z < "$2" > "$2.new" && mv "$2.new" "$2"\n')
+    script.chmod(script.stat().st_mode | stat.S_IEXEC)
+    monkeypatch.setenv("VISUAL", f"'{script}' --wait")
+
+    class Suspended:
+        def suspend(self):  # type: ignore[no-untyped-def]
+            from contextlib import nullcontext
+
+            return nullcontext()
+
+    assert editor.write_in_editor(Suspended(), "two\nlines") == ("TWO\nLINES", "")  # type: ignore[arg-type]
+    monkeypatch.setenv("VISUAL", "false")
+    text, wrong = editor.write_in_editor(Suspended(), "x")  # type: ignore[arg-type]
+    assert text is None
+    assert wrong == "false ended with status 1: nothing taken"
+    monkeypatch.setenv("VISUAL", "/no/such/editor")
+    assert editor.write_in_editor(Suspended(), "x") == (  # type: ignore[arg-type]
+        None, "cannot run /no/such/editor: No such file or directory; set $EDITOR",
+    )  # fmt: skip
+
+
+def test_which_editor(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VISUAL", "code --wait")
+    monkeypatch.setenv("EDITOR", "vim")
+    assert editor.command() == ["code", "--wait"]
+    monkeypatch.setenv("VISUAL", " ")
+    assert editor.command() == ["vim"]
+    monkeypatch.delenv("EDITOR")
+    monkeypatch.setenv("PATH", "")
+    assert editor.command() is None
