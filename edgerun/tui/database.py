@@ -22,6 +22,7 @@ __all__ = [
     "is_damage",
     "mark_stale",
     "open_database",
+    "salvage",
     "set_aside",
     "writing",
 ]
@@ -57,6 +58,10 @@ _STEPS = (
     ),
 )
 VERSION = len(_STEPS)
+_TABLES = ("sessions", "messages", "tails", "drafts", "settings", "presets")
+#: Of a damaged table: rows looked for at most, rows in a row that cannot be read after which the
+#: rest is given up, and seconds for it all.
+_MOST, _GAP, _SALVAGE = 1_000_000, 2000, 5.0
 
 #: Ways to index texts, best first.
 TOKENIZERS: tuple[str, ...] = ("trigram", "unicode61")
@@ -157,6 +162,43 @@ def set_aside(path: Path) -> Path:
     except OSError as e:
         raise StoreError(f"{path} is damaged and cannot be moved aside: {printable(e)}") from e
     return target
+
+
+def salvage(old: Path, database: Database) -> int:
+    """Bring what can still be read of a damaged database into a new one; how many sessions."""
+    import sqlite3
+
+    ends = time.monotonic() + _SALVAGE
+    with contextlib.closing(sqlite3.connect(old)) as source, writing(database):
+        source.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        for table in _TABLES:
+            columns = [row[1] for row in database.run(f"PRAGMA table_info({table})")]
+            names, marks = ", ".join(columns), ", ".join("?" * len(columns))
+            insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
+            # Row by row: each that has its page can be had, whatever lies around it.
+            one = f"SELECT {names} FROM {table} WHERE rowid = ?"
+            failed = 0
+            for number in range(1, _last_row(source, table) + 1):
+                try:
+                    row = source.execute(one, (number,)).fetchone()
+                    if row is not None:
+                        database.run(insert, row)
+                    failed = 0
+                except sqlite3.Error:
+                    failed += 1
+                if failed > _GAP or time.monotonic() > ends:
+                    break
+        if database.words:
+            database.run("INSERT INTO words (words) VALUES ('rebuild')")
+        return int(database.run("SELECT count(*) FROM sessions").fetchone()[0])
+
+
+def _last_row(source: sqlite3.Connection, table: str) -> int:
+    import sqlite3
+
+    with contextlib.suppress(sqlite3.Error):
+        return min(source.execute(f"SELECT max(rowid) FROM {table}").fetchone()[0] or 0, _MOST)
+    return _MOST
 
 
 def _make_private(path: Path) -> None:

@@ -107,7 +107,8 @@ class Store:
         return self._try(work, [])
 
     def search(self, query: str, limit: int = 50) -> Hits:
-        """Messages and titles with all words of ``query``, newest first. Any text will do."""
+        """Names that were given to sessions, and messages, with all words of ``query``; newest
+        first. Any text will do."""
         return self._try(partial(tables.search, query=query, limit=limit), [])
 
     def find(self, text: str) -> str | None:

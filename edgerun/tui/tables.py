@@ -291,14 +291,14 @@ def find(db: Database, text: str) -> str | None:
         row = db.run(sql, (text,)).fetchone()
         if row is not None:
             return str(row[0])
-    hits = search(db, text, 20)
-    titled = [h for h in hits if h.message_id is None]
-    return (titled or hits)[0].session if hits else None
+    titled = _titles(db, _words(text), 1, named=False)
+    hits = [] if titled else search(db, text, 1)
+    return str(titled[0][0]) if titled else hits[0].session if hits else None
 
 
 def search(db: Database, query: str, limit: int) -> list[Hit]:
-    """Titles, then messages, that hold all words of a query; newest first."""
-    words = [w for w in query.replace("\0", " ").split() if w][:16]
+    """Names of sessions, then messages, that hold all words of a query; newest first."""
+    words = _words(query)
     if not words:
         return []
     clauses, values = ["s.deleted IS NULL"], []
@@ -320,14 +320,26 @@ def search(db: Database, query: str, limit: int) -> list[Hit]:
         f"ORDER BY {order} DESC LIMIT ?",
         (*values, limit),
     )
-    titles = " AND ".join(["deleted IS NULL", *["has(title, ?)"] * len(words)])
-    named = db.run(
-        f"SELECT id, title, NULL, title, updated FROM sessions WHERE {titles} "
-        "ORDER BY updated DESC LIMIT ?",
-        (*[w.casefold() for w in words], limit),
-    )
+    named = _titles(db, words, limit, named=True)
     pattern = re.compile("|".join(re.escape(w) for w in words), re.IGNORECASE)
-    return [_hit(row, pattern) for row in (*named.fetchall(), *rows.fetchall())][:limit]
+    return [_hit(row, pattern) for row in (*named, *rows.fetchall())][:limit]
+
+
+def _titles(db: Database, words: list[str], limit: int, *, named: bool) -> list[tuple[Any, ...]]:
+    """Sessions by title, newest first; ``named``: only those that someone named, for other titles
+    are the beginning of a message."""
+    if not words:
+        return []
+    clauses = ["deleted IS NULL", "named >= ?", *["has(title, ?)"] * len(words)]
+    return db.run(
+        f"SELECT id, title, NULL, title, updated FROM sessions WHERE {' AND '.join(clauses)} "
+        "ORDER BY updated DESC LIMIT ?",
+        (named, *[w.casefold() for w in words], limit),
+    ).fetchall()
+
+
+def _words(query: str) -> list[str]:
+    return query.replace("\0", " ").split()[:16]
 
 
 def _in_index(db: Database, word: str) -> bool:

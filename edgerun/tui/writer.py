@@ -21,6 +21,7 @@ from edgerun.tui.database import (
     StoreError,
     is_damage,
     open_database,
+    salvage,
     set_aside,
     writing,
 )
@@ -208,9 +209,7 @@ class Writer:
         import sqlite3
 
         try:
-            if self._db is None:
-                raise StoreError("the database of chats is not open")
-            item.done.set_result(item.work(self._db))
+            item.done.set_result(self._look(item.work))
         except sqlite3.Error as e:
             error = StoreError(f"{self._where()} cannot be read: {printable(e)}")
             self._say(str(error))
@@ -220,6 +219,20 @@ class Writer:
         except Exception as e:
             log.exception("a read of chats failed")
             item.done.set_exception(StoreError(f"unexpected {type(e).__name__}: {printable(e)}"))
+
+    def _look(self, work: Work) -> Any:
+        """What ``work`` reads; of a damaged database, what is left of it."""
+        import sqlite3
+
+        if self._db is None:
+            raise StoreError("the database of chats is not open")
+        try:
+            return work(self._db)
+        except sqlite3.DatabaseError as e:
+            if not is_damage(e):
+                raise
+            self._replace(e)
+        return work(self._db)
 
     # -- trouble ------------------------------------------------------------------------------
 
@@ -250,8 +263,12 @@ class Writer:
                 raise StoreError(f"the chats in memory are lost: {printable(error)}")
             moved = set_aside(path)
             self._db = open_database(path)
+            saved = 0
+            with contextlib.suppress(Exception):
+                saved = salvage(moved, self._db)
             self._say(
-                f"{path} was damaged ({printable(error)}): it is now {moved}, a new one begins"
+                f"{path} was damaged ({printable(error)}): it is now {moved.name}, and a new one "
+                f"begins with the {saved} chats that could be read"
             )
         except Exception as e:
             self._say(f"chats are not saved: {printable(e)}")
