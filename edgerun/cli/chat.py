@@ -16,7 +16,7 @@ from edgerun.cli.options import (
     add_speculation_options,
     sampling_params,
 )
-from edgerun.errors import EdgerunError, RequestError, printable
+from edgerun.errors import RequestError, printable
 
 if TYPE_CHECKING:
     import argparse
@@ -168,17 +168,26 @@ def _run_app(app: ChatApp) -> int:
         asyncio.run(main())
     logging.getLogger("edgerun").removeHandler(handler)
     handler.close()
-    if app.failure is not None:
-        if isinstance(app.failure, EdgerunError):
-            raise app.failure
-        name = type(app.failure).__name__
-        print(
-            f"error: the chat failed ({name}: {printable(app.failure)}); what was said is kept, "
-            f"details are in {printable(log)}",
-            file=sys.stderr,
-        )
-        return 1
-    return app.return_code or 0
+    status = _outcome(app, log)
+    if app.keeper is not None and not app.keeper.partner.ended:
+        # A long step of a large model is still being computed: nobody waits for it.
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status)
+    return status
+
+
+def _outcome(app: ChatApp, log: Path) -> int:
+    """The exit status, after what is to be said of a failure."""
+    if app.failure is None:
+        return app.return_code or 0
+    name = type(app.failure).__name__
+    print(
+        f"error: the chat failed ({name}: {printable(app.failure)}); what was said is kept, "
+        f"details are in {printable(log)}",
+        file=sys.stderr,
+    )
+    return 1
 
 
 def _log_to(path: Path) -> logging.Handler:

@@ -165,7 +165,8 @@ class ChatApp(App[object]):
         from edgerun.tui.store import Store
 
         def notify(text: str) -> None:
-            self.call_from_thread(self._store_says, text)
+            with contextlib.suppress(RuntimeError):  # the program is over
+                self.call_from_thread(self._store_says, text)
 
         return Store(self._path, memory=not self.options.save, notify=notify)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -132,12 +133,11 @@ class Talk:
 
     async def _run(self, turn: Turn) -> None:
         try:
-            async for chunk in turn:
-                if self.turn is not turn:
-                    break
-                self.view.show_piece(turn.message, chunk)
-                self.view.show_state()
-                await asyncio.sleep(FRAME)
+            async with aclosing(turn.__aiter__()) as chunks:
+                async for chunk in chunks:
+                    self.view.show_piece(turn.message, chunk)
+                    self.view.show_state()
+                    await asyncio.sleep(FRAME)
         finally:
             if self.turn is turn:
                 self.turn = None

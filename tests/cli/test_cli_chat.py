@@ -1,4 +1,4 @@
-"""``edgerun chat`` with its input piped, and stopped in the middle."""
+"""``edgerun chat`` line by line: with its input piped, and stopped in the middle; its options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from helpers import gguf_build as gb
-from helpers.cli import CLI, EDGERUN, environment
+from helpers.cli import CLI, EDGERUN, environment, one_line_error
+from helpers.http import Endpoint
 
 from edgerun.llm import LLM
 
@@ -145,3 +146,42 @@ def test_ctrl_c_stops_the_answer_not_the_chat(tmp_path: Path) -> None:
     assert b"\n(stopped)\n" in err
     assert err.count(b"nothing to take back") == 1  # the stopped turn was there, and only it
     assert b"Traceback" not in err
+
+
+def test_a_question_on_the_command_line(cli: CLI, model: Path, prompts: Prompts) -> None:
+    r = cli("chat", "-m", model, *ARGS, "one", stdin="two\n")
+    assert (r.status, r.out) == (0, "Hi!\nHi!\n")
+    assert prompts == [[ONE], [ONE, HI, TWO]]
+
+
+def test_a_server_answers(cli: CLI, model: Path) -> None:
+    with Endpoint({"scripted": model}, api_keys=("secret",)) as server:
+        there = ["--url", server.url, "--api-key", "secret", "--temp", "0"]
+        r = cli("chat", *there, "--plain", stdin="one\n/retry\n")
+        assert (r.status, r.out) == (0, "Hi!\nHi!\n")
+        assert r.err.startswith(f"scripted · {server.url} · /help for commands\n")
+        r = cli("chat", *there, "-m", "other", stdin="one\n")
+        assert "other" in one_line_error(r)
+        r = cli("chat", "--url", server.url, stdin="one\n")
+        assert "key" in one_line_error(r)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--url", "localhost:1", "--ctx", "64"], "--ctx says how a model is run here"),
+        (["--url", "localhost:1", "--kv-disk", "off"], "--kv-disk says how a model is run here"),
+        (["--url", "ftp://x"], "'ftp://x' is not an address"),
+        (["--url", "localhost:1"], "localhost:1 cannot be reached"),
+        (["--api-key", "x"], "--api-key is for a server: give its address with --url"),
+        (["--continue"], "earlier chats can be gone on with in a terminal's full screen only"),
+        (["--resume", "x"], "earlier chats can be gone on with in a terminal's full screen only"),
+        (["--temp", "-7"], "temperature must be between"),
+    ],
+)
+def test_options_that_cannot_be_followed(cli: CLI, args: list[str], said: str) -> None:
+    assert said in one_line_error(cli("chat", *args, stdin="one\n"))
+
+
+def test_one_chat_to_go_on_with(cli: CLI) -> None:
+    assert cli("chat", "-c", "--resume", "x").status == 2

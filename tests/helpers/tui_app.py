@@ -8,13 +8,19 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from textual import events
+from textual.keys import _character_to_key
 from textual.pilot import Pilot
 
+from edgerun.tui import talk
 from edgerun.tui.app import ChatApp, Options
 from edgerun.tui.conversation import Message
 from helpers.tui import FakePartner
 
 __all__ = ["Driver", "chat", "play"]
+
+_CHARACTERS = {"space": " ", "slash": "/", "backslash": "\\", "left_square_bracket": "[",
+               "right_square_bracket": "]"}  # fmt: skip
 
 
 class Driver:
@@ -46,35 +52,45 @@ class Driver:
 
     async def until(self, true: Callable[[], Any], what: str = "") -> None:
         """Wait for something to become so."""
-        for _ in range(500):
+        for _ in range(1200):
             if true():
-                await self.pilot.pause()
+                await self.settle()
                 return
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.004)
         raise AssertionError(f"never came: {what or true.__code__.co_names}")
+
+    async def settle(self) -> None:
+        """All messages, and those they led to, have been dealt with. (The pilot's own pause looks
+        at the processor's time, and sleeps.)"""
+        for _ in range(4):
+            await self.pilot._wait_for_screen()
 
     async def idle(self) -> None:
         """The model is there, nothing is written, nothing waits."""
         await self.until(lambda: self.app.talk is not None and self.app.keeper.state == "ready")
         await self.until(lambda: not self.app.talk.busy and not self.app.talk.queue)
         await self.app.workers.wait_for_complete(
-            [w for w in self.app.workers if w.group in ("draft", "offer", "files", "send")]
+            [w for w in self.app.workers if w.group in ("draft", "offer", "send")]
         )
-        await self.pilot.pause()
+        await self.settle()
 
     async def type(self, text: str) -> None:
         self.app.chat.composer.area.insert_text(text)
-        await self.pilot.pause()
+        await self.settle()
 
     async def say(self, text: str, *, wait: bool = True) -> None:
         """Write and send."""
         self.app.chat.composer.write(text)
-        await self.pilot.press("enter")
+        await self.press("enter")
         if wait:
             await self.idle()
 
     async def press(self, *keys: str) -> None:
-        await self.pilot.press(*keys)
+        for key in keys:
+            name = _character_to_key(key) if len(key) == 1 else key
+            character = key if len(key) == 1 else _CHARACTERS.get(key)
+            self.app.post_message(events.Key(name, character))
+            await self.settle()
 
 
 @asynccontextmanager
@@ -86,6 +102,8 @@ async def chat(
     base: Path | None = None,
     **options: Any,
 ) -> AsyncIterator[Driver]:
+    """The program, running. ``path``: its database; without one nothing is kept."""
+    talk.FRAME = 0.002  # tests need not wait to see
     partner = partner or FakePartner(*scripts)
     options.setdefault("save", path is not None)
     app = ChatApp(Options(**options), lambda: partner, path=path)

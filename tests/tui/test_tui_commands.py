@@ -81,7 +81,7 @@ def test_code_blocks() -> None:
 
 async def modal(d: Driver) -> ModalScreen[object]:
     await d.until(lambda: isinstance(d.app.screen, ModalScreen))
-    await d.pilot.pause()
+    await d.settle()
     return d.app.screen  # type: ignore[return-value]
 
 
@@ -135,7 +135,7 @@ def test_chats(tmp_path: Path) -> None:
             assert d.notice == "no chat has 'no such words'"
             await d.say("/search pears")
             await modal(d)
-            await d.until(lambda: "second question" in panel(d))
+            await d.until(lambda: "about pears" in panel(d))
             await d.press("enter")
             await d.idle()
             assert d.said == [("user", "second question"), ("assistant", "about pears")]

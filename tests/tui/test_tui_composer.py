@@ -21,7 +21,7 @@ from edgerun.tui.text import width
 
 async def paste(d: Driver, text: str) -> None:
     d.app.chat.composer.area.post_message(events.Paste(text))
-    await d.pilot.pause()
+    await d.settle()
 
 
 def area(d: Driver) -> Area:
@@ -216,11 +216,11 @@ def test_it_grows_to_a_third_of_the_screen() -> None:
     async def go() -> None:
         async with chat(size=(80, 30)) as d:
             await d.idle()
-            assert area(d).size.height == 1
+            await d.until(lambda: area(d).size.height == 1)
             await d.type("\n".join("abcdefgh"[:4]))
-            assert area(d).size.height == 4
+            await d.until(lambda: area(d).size.height == 4)
             await d.type("\n" * 40)
-            assert area(d).size.height == 9
+            await d.until(lambda: area(d).size.height == 9)
 
     play(go)
 
@@ -330,7 +330,7 @@ def test_a_command_is_completed_and_done() -> None:
             await d.press("tab")
             assert d.draft == "/theme "
             await d.type("edgerun-l")
-            await d.pilot.pause()
+            await d.settle()
             assert [i.label for i in popup.items] == ["edgerun-light"]
             await d.press("enter")
             assert d.app.theme == "edgerun-light"
@@ -490,6 +490,22 @@ def test_a_binary_file_is_refused_and_nothing_is_lost(tree: Path) -> None:
             assert d.notice == "not sent: photo.png: not text"
             assert d.draft == "what is @photo.png"
             assert d.path == []
+
+    play(go)
+
+
+def test_too_many_files_are_refused(tree: Path) -> None:
+    (tree / "many").mkdir()
+    for i in range(files.MAX_FILES + 5):
+        (tree / "many" / f"{i}.txt").write_text("x")
+
+    async def go() -> None:
+        async with chat(base=tree) as d:
+            await d.idle()
+            await d.say("see @many/*.txt", wait=False)
+            await d.until(lambda: d.notice)
+            assert d.notice == "not sent: many/0.txt: one of more than 50 files"
+            assert d.draft == "see @many/*.txt"
 
     play(go)
 

@@ -155,12 +155,3 @@ def test_a_terminal_that_cannot_be_drawn_on(rig: Rig) -> None:
     p.send("\x04")
     assert p.end()[0] == 0
 
-
-def test_no_colour(rig: Rig) -> None:
-    p = rig.chat("--no-save", NO_COLOR="1")
-    p.until("sk anything")
-    assert not re.search(r"\x1b\[[0-9;]*[34]8;[25]", p.seen)
-    p.send("\x04")
-    status, seconds = p.end()
-    assert (status, seconds < 2) == (0, True)
-    assert not list(rig.home.glob("chats.db*"))

@@ -161,7 +161,7 @@ def test_keys_on_a_message() -> None:
             assert d.app.chat.transcript.has_focus
             assert d.app.chat.transcript.cursor == d.path[1].id
             await d.press("y")
-            assert d.app.clipboard == "x = 1\n"
+            assert d.app.clipboard == "x = 1"
             await d.press("c")
             assert d.app.clipboard == d.path[1].text
             await d.press("up", "c")

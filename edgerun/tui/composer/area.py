@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -213,6 +214,11 @@ class Area(TextArea):
 
     def _validate_selection(self, selection: Selection) -> Selection:
         return Selection(*map(self.clamp_visitable, selection))
+
+    def _recompute_cursor_offset(self) -> None:
+        # An undo takes lines away, and looks at scrollbars, before it moves the cursor off them.
+        with suppress(ValueError):
+            super()._recompute_cursor_offset()  # type: ignore[no-untyped-call]
 
     def render_line(self, y: int) -> Strip:
         return joined(super().render_line(y))
