@@ -461,7 +461,7 @@ def test_old_turns_are_not_heard() -> None:
 
 
 def rows_of(view: Transcript, ids: Sequence[str]) -> list[int]:
-    return [id(view._entries[view._index[i]]) for i in ids]
+    return [id(view._stack.get(i)) for i in ids]
 
 
 def test_showing_a_branch_keeps_what_is_common() -> None:
@@ -511,3 +511,46 @@ def test_a_chunk_costs_the_same_after_5000_lines() -> None:
         assert again < 1.5 * first, (first, again)
 
     run(test, (80, 24))
+
+
+def test_a_long_chat_opens_at_once() -> None:
+    """Rows are made where one looks; the others follow, and nothing moves meanwhile."""
+
+    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
+        chat = [answer(f"# Answer {i}\n\n" + SOME * 4, f"a{i}") for i in range(40)]
+        view.show(chat)
+        view.paint()
+        made = sum(bool(e.cells) for e in view._stack.entries)
+        assert made < 10
+        assert app.screen_rows()[-2].endswith("2. two")
+        await settle(pilot)
+        view.pick("a20")
+        await settle(pilot)
+        before = app.screen_rows()
+        assert before[:2] == ["▌ smollm2", "▌ Answer 20"]
+        for _ in range(100):
+            if not view._stack.waiting:
+                break
+            await pilot.pause(0.05)
+            assert app.screen_rows() == before
+        assert all(e.cells for e in view._stack.entries)
+        await pilot.press("home")
+        await pilot.pause(0.5)
+        assert app.screen_rows()[1].endswith("Answer 0")
+
+    run(test, (80, 24))
+
+
+def test_a_long_question_is_folded() -> None:
+    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
+        view.show([user("\n".join(f"line {i}" for i in range(5000)))])
+        await settle(pilot)
+        assert view.virtual_size.height == 63
+        assert app.screen_rows()[-2] == "│ ▸ 4940 more lines"
+        await pilot.click(Transcript, offset=(5, 10))
+        await settle(pilot)
+        assert view.virtual_size.height == 5003
+        await pilot.press("c")
+        assert app.sent[0].endswith("line 4999")
+
+    run(test)

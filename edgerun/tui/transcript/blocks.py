@@ -291,10 +291,17 @@ def _seam(lines: Sequence[str]) -> int:
 
 def _table_pieces(leaf: Leaf) -> list[Leaf]:
     heads = 0 if leaf.more else 1
-    rows = leaf.rows
-    first = rows[: MAX_ROWS + heads]
-    out = [replace(leaf, rows=first, sample=leaf.sample or first)]
-    for start in range(len(first), len(rows), MAX_ROWS):
-        piece = _after(leaf, start - heads)
-        out.append(replace(piece, rows=rows[start : start + MAX_ROWS], sample=out[0].sample))
+    out: list[Leaf] = []
+    rows, start = leaf.rows, 0
+    while start < len(rows) or not out:
+        stop, size = start, 0
+        most = start + MAX_ROWS + (0 if out else heads)
+        while stop < min(most, len(rows)) and (size <= 4 * MAX_CHARS or stop < 2):
+            size += sum(map(len, rows[stop]))
+            stop += 1
+        piece = _after(leaf, start - heads) if out else replace(leaf)
+        piece.rows = rows[start:stop]
+        piece.sample = out[0].sample if out else leaf.sample or piece.rows
+        out.append(piece)
+        start = max(stop, 1)
     return out

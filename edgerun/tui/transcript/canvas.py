@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import ClassVar, TypeAlias
 
 from rich.segment import Segment
@@ -17,9 +16,10 @@ from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
 
-from edgerun.tui.transcript.entry import Entry, Part
-from edgerun.tui.transcript.lines import BLANK, Line, Run, Style
+from edgerun.tui.transcript.entry import Entry
+from edgerun.tui.transcript.lines import Run, Style
 from edgerun.tui.transcript.selecting import SELECTED, highlighted
+from edgerun.tui.transcript.stack import Stack
 from edgerun.tui.transcript.styles import CSS, NAMES
 
 __all__ = ["GUTTER", "MORE", "Canvas"]
@@ -35,6 +35,8 @@ _FRAME = 1 / 20
 _TICK = 0.25
 #: Text is never wider: longer rows are hard to read.
 _MAX_WIDTH = 120
+#: Seconds of work on rows out of view at a time, and between two such times.
+_SLICE, _PAUSE = 0.01, 0.03
 _MAX_STRIPS = 1000
 
 
@@ -65,15 +67,10 @@ Canvas {{
         classes: str | None = None,
     ) -> None:
         super().__init__(name=name, id=id, classes=classes)
-        self._entries: list[Entry] = []
-        self._index: dict[str, int] = {}  # by the message's id
-        self._ends: list[int] = []  # the row after each entry
+        self._stack = Stack()
         self._cursor: str | None = None
         self._following = True
         self._dirty = False
-        self._stale = 0  # the first entry whose rows may have changed
-        self._laid_cells = 0
-        self._moved = False  # the last time rows were made, the width was another
         self._strips: dict[int, tuple[_Look, Strip]] = {}  # by row
         self._styles: dict[tuple[Style, str], RichStyle] = {}
         self._ground: Color | None = None
@@ -81,6 +78,7 @@ Canvas {{
         self._painted = 0.0
         self._next: Timer | None = None  # the next repaint
         self._ticks: Timer | None = None  # the next look at the clock
+        self._work: Timer | None = None  # on rows that are not in view
 
     @property
     def following(self) -> bool:
@@ -94,8 +92,8 @@ Canvas {{
 
     def text(self) -> str:
         """All rows, as they are shown; for tests."""
-        self._lay()
-        return "\n".join(self._row(y)[2].text for y in range(self._height))
+        self._finish()
+        return "\n".join(self._stack.row(y)[2].text for y in range(self._stack.height))
 
     @property
     def _columns(self) -> int:
@@ -106,10 +104,6 @@ Canvas {{
     def _cells(self) -> int:
         return max(min(self._columns - GUTTER, _MAX_WIDTH), 1)
 
-    @property
-    def _height(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
     def on_mount(self) -> None:
         """Paint what was shown before there was a screen."""
         if self._dirty:
@@ -119,7 +113,7 @@ Canvas {{
         """Something has changed: show it now, or when the last repaint is long enough ago."""
         self._dirty = True
         if message_id is not None:
-            self._stale = min(self._stale, self._index[message_id])
+            self._stack.touch(self._stack.index[message_id])
         if self._next is None and self.is_attached:
             wait = max(self._painted + _FRAME - time.monotonic(), 0.001)  # none would never end
             self._next = self.set_timer(wait, self._frame)
@@ -133,39 +127,70 @@ Canvas {{
 
     @property
     def _thinking(self) -> bool:
-        return bool(self._entries) and self._entries[-1].thinking
+        return bool(self._stack.entries) and self._stack.entries[-1].thinking
 
     def _tick(self) -> None:
         """The seconds of reasoning go on without any text."""
         self._ticks = None
         if self._thinking:
-            self._stale = min(self._stale, len(self._entries) - 1)
-            self._mark()
+            self._mark(self._stack.entries[-1].message.id)
 
     def paint(self) -> None:
         """Show now what has come, instead of at the next repaint."""
         self._dirty = False
         self._painted = time.monotonic()
-        height = self._height
-        place = self._at(self.scroll_offset.y) if self._ends and not self._following else None
-        old = self._entries[place[0]].height if place else 0
-        changed = self._lay()
-        size = Size(self._columns, self._height)
+        self._change(lambda i: self._stack.lay(self._cells, self.size.height, i))
+        if self._stack.waiting and self._work is None:
+            self._work = self.set_timer(_PAUSE, self._go_on)
+
+    def _go_on(self) -> None:
+        """Rows that are not in view are made bit by bit."""
+        self._work = None
+        if self._stack.waiting and self._columns:
+            self._change(lambda _: self._stack.work(_SLICE))
+            self._work = self.set_timer(_PAUSE, self._go_on)
+
+    def _finish(self) -> None:
+        """Make all rows now."""
+        self._change(lambda i: self._stack.lay(self._cells, self.size.height, i))
+        self._change(lambda _: self._stack.finish())
+
+    def _change(self, make: Callable[[int | None], None]) -> None:
+        """Have ``make`` make rows, given the entry at the top of the view or None at the end, and
+        paint what looks different. What is at the top, or at the end, stays there."""
+        stack, height, cells = self._stack, self._stack.height, self._stack.cells
+        held = None if self._following or not height else stack.at(self.scroll_offset.y)
+        old = stack.entries[held[0]].height if held else 0
+        make(held[0] if held else None)
+        size = Size(self._columns, stack.height)
         if size != self.virtual_size:
             # Assigned, it would lay out and paint the whole screen for each new row.
             self.set_reactive(Widget.virtual_size, size)
         if self._following:
             self.scroll_to(y=self.max_scroll_y, animate=False)
-        elif place and place[0] < len(self._entries):
-            self._stay(*place, old)
+        elif held and held[0] < len(stack.entries):
+            self._stay(*held, old, scaled=cells != stack.cells)
         else:
             self.scroll_y = self.validate_scroll_y(self.scroll_y)
         self._move_bar()
-        self._refresh_rows(changed, max(height, self._height))
+        if stack.changed is not None:
+            self._refresh_rows(stack.changed, max(height, stack.height))
+            stack.changed = None
+
+    def _stay(self, i: int, y: int, old: int, *, scaled: bool) -> None:
+        """Keep row ``y`` of the i-th entry, once ``old`` rows high, at the top of the view."""
+        height = self._stack.entries[i].height
+        if scaled:  # another width: about the same words
+            y = round(y * height / max(old, 1))
+        y = self._stack.start(i) + min(y, max(height - 1, 0))
+        if y != self.scroll_offset.y:
+            self.scroll_to(y=y, animate=False)
 
     def _refresh_rows(self, first: int, last: int) -> None:
         """Paint of the rows from ``first`` up to ``last`` those in view that look different."""
         top, view = self.scroll_offset.y, self.size.height
+        if len(self._strips) > _MAX_STRIPS:
+            self._strips.clear()
         for y in [y for y in self._strips if y >= first and not top <= y < top + view]:
             del self._strips[y]
         changed = []
@@ -181,66 +206,19 @@ Canvas {{
     def _move_bar(self) -> None:
         """Let the scrollbar tell where the view is. Painting it costs as much as the text, so at
         the end of a growing text only its height in halves of a row counts."""
-        view, height = self.size.height, max(self._height, 1)
+        view, height = self.size.height, max(self._stack.height, 1)
         look = (view, round(2 * view * view / height), None if self._following else height)
         bar = self.vertical_scrollbar
         if look != self._bar or not self._following:
             self._bar = look
-            bar.window_size, bar.window_virtual_size = view, self._height
+            bar.window_size, bar.window_virtual_size = view, self._stack.height
             bar.position = self.scroll_y
-
-    def _stay(self, i: int, y: int, old: int) -> None:
-        """Keep row ``y`` of the i-th entry, once ``old`` rows high, at the top of the view."""
-        height = self._entries[i].height
-        if self._moved:  # another width: about the same words
-            y = round(y * height / max(old, 1))
-        y = self._start(i) + min(y, max(height - 1, 0))
-        if y != self.scroll_offset.y:
-            self.scroll_to(y=y, animate=False)
-
-    def _lay(self) -> int:
-        """Make what rows are missing; the first row that may look different."""
-        cells = self._cells
-        self._moved = cells != self._laid_cells
-        if self._moved:
-            self._stale, self._laid_cells = 0, cells
-        i = min(self._stale, max(len(self._entries) - 1, 0))
-        at = self._start(i)
-        first = at if i < len(self._entries) else self._height
-        changed: int | None = None
-        del self._ends[i:]
-        for entry in self._entries[i:]:
-            row = entry.lay(cells)
-            if changed is None:
-                changed = at + row
-            at += entry.height
-            self._ends.append(at)
-        self._stale = max(len(self._entries) - 1, 0)
-        first = first if changed is None else changed
-        if len(self._strips) > _MAX_STRIPS:
-            self._strips.clear()
-        return first
-
-    def _start(self, i: int) -> int:
-        return self._ends[i - 1] if i else 0
-
-    def _at(self, y: int) -> tuple[int, int]:
-        """The entry that row ``y`` belongs to, and which of its rows that is."""
-        i = min(bisect_right(self._ends, y), len(self._ends) - 1)
-        return i, y - self._start(i)
-
-    def _row(self, y: int) -> tuple[Entry | None, Part, Line]:
-        """Row ``y``: the entry, the part of it, and what it shows."""
-        if not 0 <= y < self._height:
-            return None, "", BLANK
-        i, row = self._at(y)
-        return self._entries[i], *self._entries[i].row(row)
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The rows of the view within ``crop``. A row is drawn, and filtered, once."""
         if self.styles.gutter != Spacing() or self.opacity != 1:
             return super().render_lines(crop)
-        top, height, view = self.scroll_offset.y, self._height, self.size.height
+        top, height, view = self.scroll_offset.y, self._stack.height, self.size.height
         columns = self._columns
         strips = []
         for y in crop.line_range:
@@ -279,12 +257,12 @@ Canvas {{
 
     def _look(self, y: int) -> _Look:
         """All that row ``y`` is drawn from."""
-        entry, _, row = self._row(y)
+        entry, _, row = self._stack.row(y)
         runs = [_gutter(entry, focused=self._is_cursor(entry)), *row.runs]
         selection = self.text_selection
         if selection is not None and (span := selection.get_span(y)) is not None:
             runs = highlighted(runs, max(span[0], GUTTER), span[1])
-        return tuple(runs), max(self._laid_cells - row.cells, 0), row.fill
+        return tuple(runs), max(self._stack.cells - row.cells, 0), row.fill
 
     def _draw(self, look: _Look, cells: int) -> Strip:
         runs, room, fill = look
@@ -340,6 +318,8 @@ Canvas {{
         """Whoever leaves the end stops following it, whoever comes back follows again."""
         self._following = new_value >= self.max_scroll_y
         self._move_bar()
+        if self._stack.waiting:
+            self._mark()  # rows that were out of view may be missing
         if round(old_value) != round(new_value):
             self.refresh(self.size.region)
 

@@ -20,8 +20,8 @@ __all__ = ["Entry", "Part"]
 #: What of an entry a row belongs to; a click tells by it what to do.
 Part = str
 
-#: More lines of a tool's result are shown when it is opened.
-_PREVIEW = 6
+#: So many lines of a tool's result, and of a user's message, are shown before it is opened.
+_PREVIEW, _LONG = 6, 60
 
 
 class Entry:
@@ -31,8 +31,9 @@ class Entry:
         message: what it shows. Text comes by :meth:`feed` while it streams.
         place: (i, n): it is the i-th of n messages that answer, or ask, the same.
         streaming: more of it may come.
-        open: parts that are folded out: "reasoning", "calls", "result".
-        height: rows, at the width that was last asked for.
+        open: parts that are folded out: "reasoning", "calls", "rest".
+        height: rows, in ``cells`` columns.
+        cells: the width that its rows were made for; 0 = they were not.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Entry:
         self._thought: float | None = None
         self._calls: list[ToolCall] = list(message.calls)
         self.height = 0
-        self._cells = 0
+        self.cells = 0
         self._steady = 0  # rows at the start that stay if only text comes
         self._label = ""
         self._dirty = self._all = True
@@ -146,8 +147,8 @@ class Entry:
             out.append("reasoning")
         if self._calls:
             out.append("calls")
-        if self.message.role == "tool":
-            out.append("result")
+        if self._body is None:
+            out.append("rest")
         return out
 
     @property
@@ -165,17 +166,22 @@ class Entry:
 
     def stale(self, cells: int) -> bool:
         """Whether :meth:`lay` would make other rows than the last time."""
-        if self._dirty or cells != self._cells:
+        if self._dirty or cells != self.cells:
             return True
         return self.thinking and self._label != self._thought_label()
+
+    def guess(self, cells: int) -> int:
+        """About how many rows there will be."""
+        text = self.message.text
+        return 3 + text.count("\n") + len(text) // max(cells, 1)
 
     def lay(self, cells: int) -> int:
         """Make the rows for ``cells`` columns; the first one that may differ from the last time."""
         if not self.stale(cells):
             return self.height
-        anew = self._all or cells != self._cells or self.thinking
+        anew = self._all or cells != self.cells or self.thinking
         first = 0 if anew else self._steady
-        self._cells, self._dirty, self._all = cells, False, False
+        self.cells, self._dirty, self._all = cells, False, False
         self._label = self._thought_label() if self.thinking else ""
         self._sections = [(part, rows) for part, rows in self._make(cells) if rows]
         self.height = self._steady = 0
@@ -199,11 +205,8 @@ class Entry:
         yield from self._thoughts(cells)
         if self._body is not None:
             yield "text", self._body.lay(cells)
-        elif self.message.role == "tool":
-            yield "result", self._result(cells)
         else:
-            text = clean(self.message.text).strip("\n").expandtabs(4)
-            yield "text", paragraph([Run(text)], cells) if text else []
+            yield "rest", self._written(cells)
         yield "calls", self._called(cells)
         yield "note", self._note(cells)
         yield "", [BLANK]
@@ -234,8 +237,7 @@ class Entry:
             return
         is_open = "reasoning" in self.open
         label = f"{'▾' if is_open else '▸'} {self._thought_label()}"
-        row = line([Run(fit(label, cells), ("fold",))])
-        yield "reasoning", [row._replace(indent=len(row.text))]
+        yield "reasoning", [self._fold_row(label, cells)]
         if is_open:
             yield "thoughts", self._reasoning.lay(cells)
         yield "thoughts", [BLANK]
@@ -263,15 +265,22 @@ class Entry:
         parted = bool(out) and self._body is not None and not self._body.empty
         return [BLANK, *out] if parted else out
 
-    def _result(self, cells: int) -> list[Line]:
-        text = clean(self.message.text).strip("\n").expandtabs(4)
-        rows = paragraph([Run(text, ("muted",))], cells)
-        if len(rows) <= _PREVIEW + 1:
-            return rows
-        if "result" in self.open:
-            return [*rows, line([Run("▾ less", ("fold",))])]
-        more = f"▸ {len(rows) - _PREVIEW} more lines"
-        return [*rows[:_PREVIEW], line([Run(fit(more, cells), ("fold",))])]
+    def _written(self, cells: int) -> list[Line]:
+        """What a user or a tool wrote, as it is; of much, the beginning."""
+        tool = self.message.role == "tool"
+        style: Style = ("muted",) if tool else ()
+        lines = clean(self.message.text).strip("\n").expandtabs(4).split("\n")
+        shown = _PREVIEW if tool else _LONG
+        hidden = len(lines) - shown
+        if hidden > 1 and "rest" not in self.open:
+            rows = paragraph([Run("\n".join(lines[:shown]), style)], cells)
+            return [*rows, self._fold_row(f"▸ {hidden} more lines", cells)]
+        rows = paragraph([Run("\n".join(lines), style)], cells) if any(lines) else []
+        return [*rows, self._fold_row("▾ less", cells)] if hidden > 1 else rows
+
+    def _fold_row(self, label: str, cells: int) -> Line:
+        row = line([Run(fit(label, cells), ("fold",))])
+        return row._replace(indent=len(row.text))
 
     def _note(self, cells: int) -> list[Line]:
         m = self.message

@@ -14,6 +14,9 @@ from edgerun.tui.transcript.stream import Markdown
 __all__ = ["Flow"]
 
 
+_MAX_PIECES = 1000
+
+
 class Rows(Sequence[Line]):
     """Rows that are done and rows that may change, as one sequence, without a copy."""
 
@@ -66,6 +69,8 @@ class Flow:
     def feed(self, text: str) -> None:
         """More text; :meth:`lay` shows it."""
         self._given.append(text)
+        if len(self._given) > _MAX_PIECES:
+            self._given = ["".join(self._given)]
         self.empty = self.empty and not text.strip()
         self._doc.feed(text)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from edgerun.tui.text import width
 from edgerun.tui.transcript.blocks import Leaf
@@ -24,9 +25,9 @@ def table(leaf: Leaf, cells: int) -> list[Line]:
         return _records(leaf, cells)
     widths = _shares(_natural(leaf.sample, columns), room)
     out: list[Line] = []
-    rows = list(leaf.rows)
+    rows = [tuple(row) for row in leaf.rows]
     if not leaf.more and rows:
-        out += _row(rows.pop(0), widths, leaf.aligns, head=True)
+        out += _row(rows.pop(0), widths, leaf.aligns, True)
         out.append(line([Run("─┼─".join("─" * w for w in widths), ("bar",))]))
     for row in rows:
         out += _row(row, widths, leaf.aligns)
@@ -38,23 +39,28 @@ def _natural(rows: Sequence[Sequence[str]], columns: int) -> list[int]:
     widths = [1] * columns
     for row in rows:
         for i, cell in enumerate(row[:columns]):
-            lines = plain(inline(cell)).split("\n")
-            widths[i] = max(widths[i], *(width(x) for x in lines))
+            widths[i] = max(widths[i], _widest(cell))
     return widths
 
 
-def _shares(wanted: Sequence[int], room: int) -> list[int]:
+@lru_cache(1024)
+def _widest(cell: str) -> int:
+    return max(width(x) for x in plain(inline(cell)).split("\n"))
+
+
+def _shares(wanted: Sequence[int], room: int) -> tuple[int, ...]:
     """``room`` cells among columns: those that want less than an even share get what they want."""
     widths = [0] * len(wanted)
     left, order = room, sorted(range(len(wanted)), key=lambda i: wanted[i])
     for n, i in enumerate(order):
         widths[i] = max(1, min(wanted[i], left // (len(order) - n)))
         left -= widths[i]
-    return widths
+    return tuple(widths)
 
 
+@lru_cache(256)
 def _row(
-    row: Sequence[str], widths: Sequence[int], aligns: Sequence[str], *, head: bool = False
+    row: tuple[str, ...], widths: tuple[int, ...], aligns: tuple[str, ...], head: bool = False
 ) -> list[Line]:
     style = ("strong",) if head else ()
     texts = [inline(x) for x in row] + [()] * (len(widths) - len(row))

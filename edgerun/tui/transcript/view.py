@@ -93,21 +93,19 @@ class Transcript(Canvas, can_focus=True):
 
         ``siblings`` gives of a message's id that it is the i-th (from 1) of n beside each other.
         """
-        old = {e.message.id: e for e in self._entries}
-        self._entries = []
+        old = {e.message.id: e for e in self._stack.entries}
+        entries = []
         for message in messages:
             entry = old.get(message.id)
             if entry is None:
                 entry = Entry(message, siblings(message.id))
             else:
                 entry.update(message, siblings(message.id))
-            self._entries.append(entry)
-        self._index = {e.message.id: i for i, e in enumerate(self._entries)}
-        if self._cursor not in self._index:
+            entries.append(entry)
+        self._stack.replace(entries)
+        if self._cursor not in self._stack.index:
             self._cursor = None
         self._following = True
-        self._stale = 0
-        self._ends.clear()
         self._strips.clear()
         self._clear_selection()
         self.refresh()
@@ -115,9 +113,7 @@ class Transcript(Canvas, can_focus=True):
 
     def add(self, message: Message, place: tuple[int, int] = (1, 1)) -> None:
         """Show one more message at the end, and follow it."""
-        self._index[message.id] = len(self._entries)
-        self._stale = min(self._stale, len(self._entries))
-        self._entries.append(Entry(message, place))
+        self._stack.append(Entry(message, place))
         self._following = True
         self._mark()
 
@@ -129,21 +125,21 @@ class Transcript(Canvas, can_focus=True):
         calls: Iterable[ToolCallDelta | ToolCall] = (),
     ) -> None:
         """More of a message that streams. Unknown ids are ignored: an old turn's last words."""
-        entry = self._entry(message_id)
+        entry = self._stack.get(message_id)
         if entry is not None and entry.streaming:
             entry.feed(text, reasoning, calls)
             self._mark(message_id)
 
     def finish(self, message: Message) -> None:
         """A message is complete: its state, note and usage are final."""
-        entry = self._entry(message.id)
+        entry = self._stack.get(message.id)
         if entry is not None:
             entry.finish(message)
             self._mark(message.id)
 
     def update(self, message: Message, place: tuple[int, int] | None = None) -> None:
         """Show a message as it is now; one that streams again goes on from its text."""
-        entry = self._entry(message.id)
+        entry = self._stack.get(message.id)
         if entry is not None:
             entry.update(message, place or entry.place)
             self._mark(message.id)
@@ -155,36 +151,36 @@ class Transcript(Canvas, can_focus=True):
 
     def codes(self, message_id: str) -> list[str]:
         """The code blocks of a message, in order."""
-        entry = self._entry(message_id)
+        entry = self._stack.get(message_id)
         return entry.codes() if entry is not None else []
-
-    def _entry(self, message_id: str | None) -> Entry | None:
-        i = self._index.get(message_id or "")
-        return None if i is None else self._entries[i]
 
     # -- keys and mouse -----------------------------------------------------------------------
 
     def action_pick(self, step: int) -> None:
         """Move the cursor to the next or previous message."""
-        if not self._entries:
+        if not self._stack.entries:
             return
         if self._cursor is None:
-            i = len(self._entries) - 1 if self._following else self._at(self.scroll_offset.y)[0]
+            i = (
+                len(self._stack.entries) - 1
+                if self._following
+                else self._stack.at(self.scroll_offset.y)[0]
+            )
         else:
-            i = min(max(self._index[self._cursor] + step, 0), len(self._entries) - 1)
+            i = min(max(self._stack.index[self._cursor] + step, 0), len(self._stack.entries) - 1)
         self._clear_selection()
-        self.pick(self._entries[i].message.id)
+        self.pick(self._stack.entries[i].message.id)
 
     def pick(self, message_id: str | None, *, scroll: bool = True) -> None:
         """Put the cursor on a message, and show it; None = on none."""
-        self._cursor = message_id if message_id in self._index else None
+        self._cursor = message_id if message_id in self._stack.index else None
         self._strips.clear()
         self.refresh()
         if self._cursor is None or not scroll:
             return
-        self._lay()
-        i = self._index[self._cursor]
-        start, end, view = self._start(i), self._ends[i], self.size.height
+        i = self._stack.index[self._cursor]
+        self._change(lambda _: self._stack.lay(self._cells, self.size.height, i))
+        start, end, view = self._stack.start(i), self._stack.start(i + 1), self.size.height
         if start < self.scroll_offset.y or end - start > view:
             self.scroll_to(y=start, animate=False)
         elif end > self.scroll_offset.y + view:
@@ -196,20 +192,18 @@ class Transcript(Canvas, can_focus=True):
         self._mark()
 
     def action_fold(self, message_id: str | None = None, part: str | None = None) -> None:
-        """Fold a message's reasoning, calls or result in or out."""
-        entry = self._entry(message_id or self._target())
+        """Fold a message's reasoning, calls or long text in or out."""
+        entry = self._stack.get(message_id or self._target())
         if entry is not None and entry.toggle(part):
-            self._stale = min(self._stale, self._index[entry.message.id])
             if not entry.streaming:
                 self._following = False
-            self._strips.clear()
-            self._mark()
+            self._mark(entry.message.id)
 
     def _target(self) -> str | None:
         """The message that keys act on: under the cursor, else the last one."""
         if self._cursor is not None:
             return self._cursor
-        return self._entries[-1].message.id if self._entries else None
+        return self._stack.entries[-1].message.id if self._stack.entries else None
 
     def action_act(self, action: Action) -> None:
         """Have somebody else do something with the message."""
@@ -220,7 +214,7 @@ class Transcript(Canvas, can_focus=True):
         """Copy what is selected, or else the message."""
         if self.copy_selection():
             return
-        entry = self._entry(self._target())
+        entry = self._stack.get(self._target())
         if entry is not None:
             self._copy("message", entry.text)
 
@@ -255,8 +249,10 @@ class Transcript(Canvas, can_focus=True):
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:
         """What is selected, with rows joined that were one line."""
-        self._lay()
-        return selected(lambda y: self._row(y)[2], self._height, selection, GUTTER), "\n"
+        self._finish()
+        return selected(
+            lambda y: self._stack.row(y)[2], self._stack.height, selection, GUTTER
+        ), "\n"
 
     def selection_updated(self, selection: Selection | None) -> None:
         """Draw what is selected."""
@@ -267,6 +263,10 @@ class Transcript(Canvas, can_focus=True):
         if self.is_mounted and self.text_selection is not None:
             self.screen.clear_selection()
 
+    def on_blur(self) -> None:
+        """Who selects elsewhere does not mean this selection any more; it has been copied."""
+        self._clear_selection()
+
     def on_click(self, event: events.Click) -> None:
         """Fold, step through branches, or put the cursor where the mouse is."""
         if self.text_selection is not None:
@@ -275,7 +275,7 @@ class Transcript(Canvas, can_focus=True):
         if on_label and not self._following:
             self.action_follow()
             return
-        entry, part, row = self._row(event.y + self.scroll_offset.y)
+        entry, part, row = self._stack.row(event.y + self.scroll_offset.y)
         if entry is None:
             return
         self.pick(entry.message.id, scroll=False)
@@ -284,5 +284,5 @@ class Transcript(Canvas, can_focus=True):
             middle = row.cells - len(row.runs[-1].text) // 2
             if x >= row.cells - len(row.runs[-1].text):
                 self.action_act("previous" if x < middle else "next")
-        elif part in ("reasoning", "calls") or (part == "result" and row.text[:1] in "▸▾"):
+        elif part in ("reasoning", "calls") or (part == "rest" and row.runs[0].style == ("fold",)):
             self.action_fold(entry.message.id, part)
