@@ -1,0 +1,150 @@
+"""Who answers: what the chat asks of a model in this process or behind an address."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from edgerun.chat import ChatOptions
+from edgerun.core import Chunk, SamplingParams
+
+__all__ = ["About", "Choice", "Live", "Partner", "Progress"]
+
+#: Called on the event loop with "pull" or "load", and bytes done and in all, None = not known.
+Progress: TypeAlias = "Callable[[str, int, int | None], None]"
+
+
+@dataclass(frozen=True)
+class About:
+    """The model that answers.
+
+    Attributes:
+        model: its name.
+        backend: what computes, e.g. "cpu avx512vnni"; of a server what it says of itself, or "".
+        n_ctx: tokens its context holds; None = the server does not say.
+        where: "" = this process, else the server's address.
+        size: bytes of its weights.
+        fallback: why another runtime than edgerun's own runs it; None = edgerun's own does.
+    """
+
+    model: str
+    backend: str = ""
+    n_ctx: int | None = None
+    where: str = ""
+    size: int | None = None
+    fallback: str | None = None
+
+
+@dataclass(frozen=True)
+class Live:
+    """What can be said at this moment; None = it cannot.
+
+    Attributes:
+        memory: resident bytes of this process.
+        acceptance: share of drafted tokens that were right, 0 to 1, since the model was loaded.
+        computed: tokens that went through the model so far, of prompts and answers: how far a
+            prompt is read is the growth since it was sent.
+        cached: tokens of context kept in memory for what comes next.
+    """
+
+    memory: int | None = None
+    acceptance: float | None = None
+    computed: int | None = None
+    cached: int | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A model that could answer.
+
+    Attributes:
+        name: to show.
+        target: what :meth:`Partner.load` and :meth:`Partner.pull` take.
+        size: bytes; None = not known.
+        pulled: whether it can be loaded without a download.
+        fits: whether it fits in the memory that is free now; None = cannot be told.
+        why: why it does not fit or cannot run, or what it needs; one short line.
+        source: "catalogue", "file" or "server".
+        n_ctx: tokens it was trained for.
+        notes: the catalogue's words.
+        partial: bytes of it that an interrupted pull has left.
+    """
+
+    name: str
+    target: str
+    size: int | None = None
+    pulled: bool = True
+    fits: bool | None = None
+    why: str = ""
+    source: str = "catalogue"
+    n_ctx: int | None = None
+    notes: str = ""
+    partial: int = 0
+
+
+class Partner(abc.ABC):
+    """All methods belong to one event loop; none of them blocks it.
+
+    Errors are those of :mod:`edgerun.errors`, one line each with the way out.
+    """
+
+    #: The model that answers; None before :meth:`load` has ended, and after it failed.
+    about: About | None = None
+
+    @abc.abstractmethod
+    async def load(self, model: str | None, progress: Progress) -> About:
+        """Make ``model`` the one that answers, fetched first if need be; None = the default.
+
+        The one before is closed first. Cancelling the task gives up: nothing is loaded then.
+
+        Raises:
+            ModelNotFoundError, DownloadError, ModelFileError, BackendError: it cannot be had.
+        """
+
+    @abc.abstractmethod
+    def answer(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        options: ChatOptions,
+    ) -> AsyncGenerator[Chunk, None]:
+        """The answer to a conversation, piece by piece.
+
+        A first chunk without text may tell the prompt's size, in ``usage``; the last one has a
+        finish reason, usage and timings. ``aclose()``, or cancelling the task that reads, ends the
+        work within a step.
+
+        Raises:
+            ContextLengthError: the conversation leaves no room for an answer.
+            ClosedError: no model is loaded.
+        """
+
+    @abc.abstractmethod
+    async def count(self, text: str) -> int | None:
+        """Tokens of a text; None = cannot be told."""
+
+    @abc.abstractmethod
+    async def count_prompt(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+        """Tokens of a conversation as it is sent; None = cannot be told."""
+
+    @abc.abstractmethod
+    async def choices(self) -> list[Choice]:
+        """The models that could answer."""
+
+    @abc.abstractmethod
+    async def pull(self, target: str, progress: Progress) -> None:
+        """Fetch a model for later; cancelling the task ends it, and another try goes on there.
+
+        Raises:
+            ModelNotFoundError, DownloadError: it cannot be had.
+        """
+
+    @abc.abstractmethod
+    def live(self) -> Live:
+        """What can be said at this moment; cheap."""
+
+    @abc.abstractmethod
+    async def close(self) -> None:
+        """End everything within two seconds, whatever goes on. Idempotent."""
