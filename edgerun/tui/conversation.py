@@ -24,6 +24,7 @@ __all__ = [
     "Message",
     "Role",
     "State",
+    "fence_for",
     "new_id",
     "title_of",
 ]
@@ -123,7 +124,7 @@ class Conversation:
     system: str = ""
     head: str | None = None
     messages: dict[str, Message] = field(default_factory=dict)
-    visited: dict[str, str] = field(default_factory=dict)
+    visited: dict[str, str] = field(default_factory=dict, compare=False)
     created: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
@@ -220,6 +221,15 @@ class Conversation:
             more |= {"model": old.model, "reasoning": old.reasoning, "calls": old.calls}
         return self.add(old.role, text, parent=old.parent, **more)
 
+    def retry(self, message_id: str) -> Message | None:
+        """Make the question that a message is, or answers, the head: another answer goes beside the
+        one there is. None if there is no question."""
+        question = self.question(message_id)
+        if question is not None:
+            self._visit(question.id)
+            self.head = question.id
+        return question
+
     def rename(self, title: str) -> None:
         """Name the conversation; "" gives the first question's line back."""
         self.named = bool(title.strip())
@@ -280,7 +290,7 @@ class Conversation:
         return self.visited.get(message_id or "", below[-1]) if below else None
 
 
-def _fence(text: str) -> str:
+def fence_for(text: str) -> str:
     """Backquotes enough to hold ``text``."""
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     return "`" * max(3, longest + 1)
@@ -290,7 +300,7 @@ def _asked(message: Message) -> str:
     """A question's text, the files that go with it before it."""
     blocks = []
     for a in message.attachments:
-        fence = _fence(a.text)
+        fence = fence_for(a.text)
         body = a.text if a.text.endswith("\n") or not a.text else a.text + "\n"
         name = " ".join(a.path.replace("`", "'").split())
         blocks.append(f"{fence}{name}\n{body}{fence}")

@@ -70,6 +70,8 @@ class Choice:
         n_ctx: tokens it was trained for.
         notes: the catalogue's words.
         partial: bytes of it that an interrupted pull has left.
+        quant: how its weights are quantized, as in its file's name: "Q4_K_M"; "" = not known.
+        tight: it fits, but with less than 4096 tokens of context or little memory to spare.
     """
 
     name: str
@@ -82,6 +84,8 @@ class Choice:
     n_ctx: int | None = None
     notes: str = ""
     partial: int = 0
+    quant: str = ""
+    tight: bool = False
 
 
 class Partner(abc.ABC):
