@@ -40,6 +40,7 @@ __all__ = [
     "load",
     "open_backend",
     "open_model",
+    "runs_on",
     "what_fits",
     "why_fallback",
 ]
@@ -135,6 +136,15 @@ def _check_runs(architecture: str) -> None:
 
         if not installed():
             raise _with_way_out(e) from None
+
+
+def runs_on(architecture: str) -> str | None:
+    """What runs models of an architecture here: "edgerun", "llama_cpp", or None for want of it."""
+    from edgerun.backends.llama_cpp_library import installed
+
+    if architecture in arch.supported():
+        return "edgerun"
+    return "llama_cpp" if installed() else None
 
 
 def _with_way_out(error: UnsupportedModelError) -> UnsupportedModelError:

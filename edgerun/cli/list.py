@@ -43,12 +43,9 @@ def _runs_on(entry: Entry) -> str | None:
     """The name of what runs the model here; None if nothing does, for want of llama.cpp."""
     if not entry.spec or not entry.spec.arch:
         return "edgerun"
-    from edgerun.arch import supported
-    from edgerun.backends.llama_cpp_library import installed
+    from edgerun.loading import runs_on
 
-    if entry.spec.arch in supported():
-        return "edgerun"
-    return "llama_cpp" if installed() else None
+    return runs_on(entry.spec.arch)
 
 
 def _remark(entry: Entry) -> str:

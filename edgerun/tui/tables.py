@@ -74,7 +74,7 @@ def save(db: Database, values: tuple[Any, ...]) -> None:
         "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET "
         "title = CASE WHEN excluded.named >= named THEN excluded.title ELSE title END, "
         "named = max(named, excluded.named), system = excluded.system, head = excluded.head, "
-        "visited = excluded.visited",
+        "visited = excluded.visited, created = min(created, excluded.created)",
         (*values, time.time()),
     )
 
