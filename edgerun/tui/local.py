@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgerun.chat import ChatOptions
 from edgerun.core import Chunk, SamplingParams, Usage
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from edgerun.tui.shelf import Shelf
 
 __all__ = ["LocalPartner"]
+
+T = TypeVar("T")
 
 #: Seconds that closing waits for what cannot be stopped at once: a step, a disk.
 _CLOSING = 1.5
@@ -187,8 +189,13 @@ class LocalPartner(Partner):
             for task in late:
                 task.cancel()
 
-    def _start(self, work: Any, progress: Progress | None = None, undo: Any = None) -> Job[Any]:
-        job: Job[Any] = Job(work, progress, undo, "edgerun-chat")
+    def _start(
+        self,
+        work: Callable[[Job[T]], T],
+        progress: Progress | None = None,
+        undo: Callable[[T], None] | None = None,
+    ) -> Job[T]:
+        job = Job(work, progress, undo, "edgerun-chat")
         self._jobs = {j for j in self._jobs if not j.ended.is_set()} | {job}
         return job
 

@@ -47,12 +47,14 @@ class Live:
         computed: tokens that went through the model so far, of prompts and answers: how far a
             prompt is read is the growth since it was sent.
         cached: tokens of context kept in memory for what comes next.
+        refused: fields of a request that the server would not take, and is not sent any more.
     """
 
     memory: int | None = None
     acceptance: float | None = None
     computed: int | None = None
     cached: int | None = None
+    refused: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Choice:
         partial: bytes of it that an interrupted pull has left.
         quant: how its weights are quantized, as in its file's name: "Q4_K_M"; "" = not known.
         tight: it fits, but with less than 4096 tokens of context or little memory to spare.
+        runs: whether it could be run at all; False = ``why`` says what is wrong with it.
     """
 
     name: str
@@ -86,6 +89,7 @@ class Choice:
     partial: int = 0
     quant: str = ""
     tight: bool = False
+    runs: bool = True
 
 
 class Partner(abc.ABC):
@@ -94,14 +98,15 @@ class Partner(abc.ABC):
     Errors are those of :mod:`edgerun.errors`, one line each with the way out.
     """
 
-    #: The model that answers; None before :meth:`load` has ended, and after it failed.
+    #: The model that answers; None while there is none.
     about: About | None = None
 
     @abc.abstractmethod
     async def load(self, model: str | None, progress: Progress) -> About:
         """Make ``model`` the one that answers, fetched first if need be; None = the default.
 
-        The one before is closed first. Cancelling the task gives up: nothing is loaded then.
+        The one before is closed before anything is loaded; one that cannot be found or fetched
+        leaves it in its place. Cancelling the task gives up.
 
         Raises:
             ModelNotFoundError, DownloadError, ModelFileError, BackendError: it cannot be had.

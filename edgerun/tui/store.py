@@ -9,17 +9,19 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, cast
 
 from edgerun.catalog import data_dir
 from edgerun.tui import tables
 from edgerun.tui.conversation import Conversation, Message, title_of
-from edgerun.tui.database import StoreError
+from edgerun.tui.database import Database, StoreError
 from edgerun.tui.rows import clean, to_row
 from edgerun.tui.tables import Hit, SessionInfo
 from edgerun.tui.writer import Writer
 
 __all__ = ["Hit", "SessionInfo", "Store", "StoreError"]
+
+T = TypeVar("T")
 
 Sessions: TypeAlias = "list[SessionInfo]"
 Hits: TypeAlias = "list[Hit]"
@@ -147,7 +149,8 @@ class Store:
     def presets(self) -> dict[str, str]:
         """System prompts by name, in order of name."""
         sql = "SELECT name, text FROM presets ORDER BY name COLLATE NOCASE"
-        return dict(self._try(lambda db: db.run(sql).fetchall(), []))
+        rows: list[tuple[str, str]] = []
+        return dict(self._try(lambda db: db.run(sql).fetchall(), rows))
 
     def put_preset(self, name: str, text: str) -> None:
         """Keep a system prompt under a name."""
@@ -189,15 +192,15 @@ class Store:
 
     # -- inside -------------------------------------------------------------------------------
 
-    def _try(self, work: Callable[..., Any], default: Any) -> Any:
+    def _try(self, work: Callable[[Database], T], default: T) -> T:
         """What ``work`` reads; ``default`` where that fails, of which ``notify`` has heard."""
         try:
-            return self._writer.read(work)
+            return cast(T, self._writer.read(work))
         except StoreError:
             return default
 
     def _one(self, sql: str, key: str) -> Any:
-        row = self._try(lambda db: db.run(sql, (key,)).fetchone(), None)
+        row: Any = self._try(lambda db: db.run(sql, (key,)).fetchone(), None)
         return None if row is None else row[0]
 
 

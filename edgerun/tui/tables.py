@@ -214,7 +214,8 @@ def _alive(writer: str | None) -> bool:
 
     try:
         node, pid, started = json.loads(writer or "")
-        return node != platform.node() or abs(psutil.Process(pid).create_time() - started) < 1.0
+        mine = node == platform.node()
+        return not mine or bool(abs(psutil.Process(pid).create_time() - started) < 1.0)
     except (ValueError, TypeError, psutil.Error):
         return False
 
