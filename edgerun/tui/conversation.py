@@ -177,8 +177,11 @@ class Conversation:
                     out.append({"role": "user", "content": "\n\n".join(asked)})
                     asked = []
                 if message.role == "assistant":
-                    out.append(_answered(message, results))
-                    called |= {c["id"] for c in out[-1].get("tool_calls", ())}
+                    entry = _answered(message, results)
+                    called |= {c["id"] for c in entry.get("tool_calls", ())}
+                    if out and out[-1]["role"] == "assistant":  # what was between is left out
+                        entry["content"] = f"{out.pop()['content']}\n\n{entry['content']}"
+                    out.append(entry)
                 elif message.call_id in called:
                     out.append(
                         {"role": "tool", "tool_call_id": message.call_id, "content": message.text}

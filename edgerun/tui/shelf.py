@@ -205,7 +205,7 @@ def _choice(
         fits, why, tight = verdict(facts, *memory)
     return Choice(
         name, target, facts.size or None, pulled, fits, why, source, facts.n_ctx, notes,
-        0 if pulled else partial, facts.quant, tight,
+        0 if pulled else partial, facts.quant, tight, not facts.wrong,
     )  # fmt: skip
 
 
