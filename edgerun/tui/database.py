@@ -58,6 +58,8 @@ _STEPS = (
 )
 VERSION = len(_STEPS)
 
+#: Ways to index texts, best first.
+TOKENIZERS: tuple[str, ...] = ("trigram", "unicode61")
 #: The setting that says that texts changed while the index could not be kept.
 _STALE = "index stale"
 
@@ -121,7 +123,7 @@ def open_database(path: Path | None) -> Database:
         raise StoreError(f"{path} cannot be opened: {printable(e)}") from e
     database = Database(connection, path)
     try:
-        _prepare(database)
+        _patiently(database)
     except BaseException as e:
         connection.close()
         if isinstance(e, sqlite3.Error) and not is_damage(e):
@@ -167,6 +169,21 @@ def _make_private(path: Path) -> None:
         raise StoreError(f"{path} cannot be written: {printable(e.strerror or e)}") from e
 
 
+def _patiently(database: Database) -> None:
+    """Prepare a database; the switch to WAL does not wait for others who do so, so this does."""
+    import sqlite3
+
+    ends = time.monotonic() + _BUSY
+    while True:
+        try:
+            _prepare(database)
+            return
+        except sqlite3.OperationalError as e:
+            if "locked" not in str(e) or time.monotonic() > ends:
+                raise
+        time.sleep(0.02)
+
+
 def _prepare(database: Database) -> None:
     run = database.run
     run("PRAGMA synchronous = NORMAL")
@@ -198,16 +215,13 @@ def _open_index(database: Database) -> str | None:
 
     run = database.run
     made, stale = _index(database), _is_stale(database)
-    if made is not None:
-        try:
-            run("SELECT 1 FROM words LIMIT 0")
-        except sqlite3.OperationalError:  # made by a library that knows more than this one
-            return None
+    if made is not None and not can_search(database):
+        return None
     if made is not None and not stale:
         return made
     with writing(database):
         made = made or _index(database)
-        for words in () if made else ("trigram", "unicode61"):
+        for words in () if made else TOKENIZERS:
             try:
                 run(
                     "CREATE VIRTUAL TABLE words USING fts5 "
@@ -222,6 +236,17 @@ def _open_index(database: Database) -> str | None:
             run("INSERT INTO words (words) VALUES ('rebuild')")
             run("DELETE FROM settings WHERE key = ?", (_STALE,))
     return made
+
+
+def can_search(database: Database) -> bool:
+    """Whether this library knows the index that there is; another one may have made it."""
+    import sqlite3
+
+    try:
+        database.run("SELECT 1 FROM words LIMIT 0")
+    except sqlite3.OperationalError:
+        return False
+    return True
 
 
 def mark_stale(database: Database) -> None:
