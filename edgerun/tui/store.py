@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
-from edgerun.catalog import data_dir
 from edgerun.tui import tables
 from edgerun.tui.conversation import Conversation, Message, title_of
 from edgerun.tui.database import Database, StoreError
@@ -50,8 +49,7 @@ class Store:
         memory: bool = False,
         notify: Callable[[str], None] | None = None,
     ) -> None:
-        where = None if memory else path or data_dir() / "chats.db"
-        self._writer = Writer(where, notify)
+        self._writer = Writer(partial(_where, path, memory), notify)
         self._deleted: set[str] = set()
 
     # -- conversations ------------------------------------------------------------------------
@@ -202,6 +200,15 @@ class Store:
     def _one(self, sql: str, key: str) -> Any:
         row: Any = self._try(lambda db: db.run(sql, (key,)).fetchone(), None)
         return None if row is None else row[0]
+
+
+def _where(path: Path | None, memory: bool) -> Path | None:
+    """On the writer's thread: the catalogue takes a while to import."""
+    if memory or path is not None:
+        return None if memory else path
+    from edgerun.catalog import data_dir
+
+    return data_dir() / "chats.db"
 
 
 def _chosen(conversation: Conversation) -> dict[str, str]:

@@ -21,7 +21,7 @@ __all__ = ["Turn"]
 log = logging.getLogger(__name__)
 
 #: Seconds that a piece waits for the disk before it is shown all the same.
-_DISK = 0.05
+_DISK = 0.25
 #: Seconds that a partner may take to end its work.
 _PATIENCE = 1.5
 

@@ -62,10 +62,13 @@ class _Read:
 
 class Writer:
     """See :class:`~edgerun.tui.store.Store`. The thread starts at once, and opens the database
-    there: sqlite3 is not imported by whoever asks."""
+    there: sqlite3 is not imported by whoever asks. ``where`` says which, None = one in memory."""
 
-    def __init__(self, path: Path | None, notify: Callable[[str], None] | None = None) -> None:
-        self._path, self._notify = path, notify
+    def __init__(
+        self, where: Callable[[], Path | None], notify: Callable[[str], None] | None = None
+    ) -> None:
+        self._where_to, self._notify = where, notify
+        self._path: Path | None = None
         self._queue: queue.SimpleQueue[_Write | _Read | None] = queue.SimpleQueue()
         self._pending: deque[_Write] = deque()
         self._db: Database | None = None
@@ -221,6 +224,7 @@ class Writer:
         import sqlite3
 
         try:
+            self._path = self._where_to()
             self._db = open_database(self._path)
         except sqlite3.DatabaseError as e:
             self._replace(e)

@@ -397,6 +397,7 @@ for i in range(40):
         store.append(m.id, f"piece {k} ").result(10)
     m.text, m.state = "".join(f"piece {k} " for k in range(5)), "done"
     store.put(c.id, m)
+    store.save(c)
 store.close()
 """
 
