@@ -15,7 +15,9 @@ __all__ = ["FORMAT", "from_json", "to_json", "to_markdown"]
 #: What an export says it is.
 FORMAT = "edgerun-chat-1"
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)$")
+_FENCE = re.compile(r"[ >]{0,40}(`{3,}|~{3,})")
+#: What ends CommonMark's kinds of raw HTML that a blank line does not.
+_CLOSERS = ("-->", "?>", "]]>", ">", "</pre>", "</script>", "</style>", "</textarea>")
 
 
 def to_json(conversation: Conversation) -> str:
@@ -53,23 +55,27 @@ def from_json(text: str) -> Conversation:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"this is no conversation: its format is not {FORMAT}")
     messages: dict[str, Message] = {}
-    for item in data["messages"]:
+    for item in data.get("messages") or ():
         message = from_plain(item)
         if message.parent is not None and message.parent not in messages:
             raise ValueError(f"message {message.id} follows {message.parent}, which is not there")
         messages[message.id] = message
-    head, visited = data["head"], data["visited"]
+    try:
+        head, visited, created = data["head"], dict(data["visited"]), float(data["created"])
+        words = [str(data[k]) for k in ("id", "title", "system")]
+    except (KeyError, TypeError) as e:
+        raise ValueError(f"the conversation is not whole: {type(e).__name__}: {e}") from None
     if head is not None and head not in messages:
         raise ValueError(f"the last message shown, {head}, is not there")
     return Conversation(
-        str(data["id"]),
-        str(data["title"]),
-        bool(data["named"]),
-        str(data["system"]),
+        words[0],
+        words[1],
+        bool(data.get("named")),
+        words[2],
         head,
         messages,
         {str(k): str(v) for k, v in visited.items() if v in messages},
-        float(data["created"]),
+        created,
     )
 
 
@@ -116,16 +122,20 @@ def _code(text: str, language: str = "") -> str:
 
 
 def _closed(text: str) -> str:
-    """``text``, and the end of a code block that it leaves open."""
-    opened = ""
-    for line in text.splitlines():
-        found = _FENCE.match(line)
-        if not found:
-            continue
-        marks, rest = found.groups()
-        if not opened:
-            if "`" not in rest or marks[0] == "~":
-                opened = marks
-        elif marks[0] == opened[0] and len(marks) >= len(opened) and not rest.strip():
-            opened = ""
-    return f"{text.rstrip(chr(10))}\n{opened}" if opened else text
+    """``text``, and the end of a block that it leaves open: a code block, a comment, raw HTML."""
+    text = text.rstrip("\n")
+    if not re.search(r"```|~~~|<", text) or _ends(text):
+        return text
+    fences = dict.fromkeys(m[1] for line in text.splitlines() if (m := _FENCE.match(line)))
+    for closer in (*reversed(fences), *_CLOSERS):
+        if _ends(f"{text}\n{closer}"):
+            return f"{text}\n{closer}"
+    return _code(text)
+
+
+def _ends(text: str) -> bool:
+    """Whether a heading after ``text`` is one."""
+    from markdown_it import MarkdownIt
+
+    tokens = MarkdownIt("commonmark").parse(text + "\n\n# end")
+    return len(tokens) > 2 and tokens[-3].type == "heading_open" and tokens[-3].level == 0
