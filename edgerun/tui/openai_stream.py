@@ -42,6 +42,7 @@ class Lines:
 
     def __init__(self) -> None:
         self._rest = bytearray()
+        self._cr = False
         self._data: list[str] = []
 
     def feed(self, block: bytes) -> Iterator[str]:
@@ -50,25 +51,21 @@ class Lines:
         Raises:
             GenerationError: a line has no end.
         """
-        self._rest += block
+        if self._cr:
+            block = block.removeprefix(b"\n")
+        if block:
+            self._cr = block.endswith(b"\r")
+        *lines, rest = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for line in lines:
+            whole, self._rest = bytes(self._rest + line), bytearray()
+            yield from self._line(whole.decode("utf-8", "replace"))
+        self._rest += rest
         if len(self._rest) > _LONGEST:
             raise GenerationError("the server sent a line without end: ask again")
-        if b"\n" not in block and b"\r" not in block:
-            return
-        *lines, rest = bytes(self._rest).replace(b"\r\n", b"\n").split(b"\n")
-        if rest.endswith(b"\r"):  # perhaps half of CR LF
-            self._rest = bytearray(rest)
-        else:
-            *more, rest = rest.split(b"\r")
-            lines += more
-            self._rest = bytearray(rest)
-        for line in lines:
-            for part in line.split(b"\r"):
-                yield from self._line(part.decode("utf-8", "replace"))
 
     def end(self) -> Iterator[str]:
         """What the last line holds, though no blank line follows it."""
-        yield from self._line(bytes(self._rest).decode("utf-8", "replace").rstrip("\r"))
+        yield from self._line(bytes(self._rest).decode("utf-8", "replace"))
         yield from self._line("")
         self._rest.clear()
 

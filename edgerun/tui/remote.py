@@ -238,7 +238,9 @@ class RemotePartner(Partner):
             "/apply-template", {"messages": [dict(m) for m in messages]}
         )
         prompt = data.get("prompt") if data else None
-        return await self._tokens({"content": prompt}) if isinstance(prompt, str) else None
+        if not isinstance(prompt, str):
+            return None
+        return await self._tokens({"content": prompt, "add_special": True, "parse_special": True})
 
     async def _tokens(self, body: dict[str, Any]) -> int | None:
         data = await self._post_quietly("/tokenize", body)

@@ -65,7 +65,8 @@ def test_json_holds_any_text(text: str, title: str, n: int) -> None:
             "'king'",
         ),
         (
-            '{"format": "edgerun-chat-1", "messages": [{"id": "1", "role": "user", "parent": "9"}]}'  # noqa: E501,
+            '{"format": "edgerun-chat-1", "messages": '
+            '[{"id": "1", "role": "user", "parent": "9"}]}',
             "not there",
         ),
         ('{"format": "edgerun-chat-1", "messages": []}', "head"),
