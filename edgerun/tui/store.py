@@ -39,7 +39,7 @@ class Store:
     Args:
         path: the database; None = ``chats.db`` in the data folder.
         memory: keep nothing on disk.
-        notify: told in one line, on the store's thread, what keeps chats from being saved.
+        notify: told in one line, on a thread of its own, what keeps chats from being saved.
     """
 
     def __init__(

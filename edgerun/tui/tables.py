@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
+import logging
 import os
 import re
 import time
@@ -31,6 +33,8 @@ __all__ = [
     "search",
     "set_value",
 ]
+
+log = logging.getLogger(__name__)
 
 #: Seconds after which a deletion that its process did not live to finish is finished.
 _FORGOTTEN = 3600.0
@@ -234,7 +238,11 @@ def open_session(session: str, db: Database) -> Conversation | None:
     sql = f"SELECT {names} FROM messages WHERE session = ? ORDER BY id"
     messages: dict[str, Message] = {}
     for values in db.run(sql, (session,)).fetchall():
-        message = from_row(values)
+        try:
+            message = from_row(values)
+        except ValueError as e:
+            log.warning("a message of chat %s is not whole: %s", session, e)
+            continue
         if message.state == "streaming":
             message.text, message.reasoning = _whole(
                 db, message.id, message.text, message.reasoning
@@ -246,7 +254,9 @@ def open_session(session: str, db: Database) -> Conversation | None:
     head = row[4] if row[4] in messages else None
     if head is None and row[4] is not None and messages:
         head = next(reversed(messages))
-    visited = {k: v for k, v in json.loads(row[5]).items() if v in messages}
+    visited: dict[str, str] = {}
+    with contextlib.suppress(ValueError, AttributeError):
+        visited = {k: v for k, v in json.loads(row[5]).items() if v in messages}
     return Conversation(row[0], row[1], bool(row[2]), row[3], head, messages, visited, row[6])
 
 

@@ -215,8 +215,11 @@ class Writer:
             error = StoreError(f"{self._where()} cannot be read: {printable(e)}")
             self._say(str(error))
             item.done.set_exception(error)
-        except Exception as e:
+        except StoreError as e:
             item.done.set_exception(e)
+        except Exception as e:
+            log.exception("a read of chats failed")
+            item.done.set_exception(StoreError(f"unexpected {type(e).__name__}: {printable(e)}"))
 
     # -- trouble ------------------------------------------------------------------------------
 
@@ -273,8 +276,10 @@ class Writer:
         self._said.add(text)
         log.warning("%s", text)
         if self._notify is not None:
-            with contextlib.suppress(Exception):
-                self._notify(text)
+            # Whoever is told may wait for something that waits for this thread.
+            threading.Thread(
+                target=self._notify, args=(text,), name="edgerun-notify", daemon=True
+            ).start()
 
 
 def _settle(waiting: list[Future[Any]]) -> None:
