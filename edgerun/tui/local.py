@@ -189,6 +189,10 @@ class LocalPartner(Partner):
             for task in late:
                 task.cancel()
 
+    @property
+    def ended(self) -> bool:
+        return all(job.ended.is_set() for job in self._jobs)
+
     def _start(
         self,
         work: Callable[[Job[T]], T],

@@ -27,6 +27,7 @@ from edgerun.errors import (
     ModelNotFoundError,
 )
 from edgerun.llm import LLM
+from edgerun.tui import local
 from edgerun.tui.conversation import Conversation
 from edgerun.tui.local import LocalPartner
 from edgerun.tui.store import Store
@@ -331,6 +332,39 @@ def test_closing_is_quick_in_the_middle_of_an_answer(models: dict[str, Path]) ->
     took, error = asyncio.run(main())
     assert took < 2
     assert isinstance(error, ClosedError)
+
+
+def test_a_step_that_takes_long_does_not_hold_up_the_end(
+    models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "_CLOSING", 0.3)
+
+    async def main() -> None:
+        partner = LocalPartner(backend="cpu", threads=1)
+        await partner.load(str(models["random"]), silent)
+        llm, go = partner._llm, threading.Event()
+        assert llm is not None
+        engine = llm._worker._engine
+        begun, step = threading.Event(), engine.step
+
+        def slow() -> None:
+            begun.set()
+            go.wait(30)
+            step()
+
+        monkeypatch.setattr(engine, "step", slow)
+        answer = asyncio.create_task(text(partner, max_tokens=3))
+        await asyncio.to_thread(begun.wait, 10)
+        answer.cancel()
+        began = time.perf_counter()
+        await partner.close()
+        assert time.perf_counter() - began < 2
+        assert not partner.ended
+        go.set()
+        while not partner.ended:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
 
 
 def fake_find(found: Path, steps: int, seen: threading.Event) -> Callable[..., Resolved]:
