@@ -84,6 +84,49 @@ class Lines:
         return data
 
 
+class _Thinking:
+    """Reasoning that a server leaves in the text: an answer that begins with ``<think>`` has it up
+    to ``</think>``. What may be half a tag is held back."""
+
+    def __init__(self) -> None:
+        self._held = ""
+        self._inside: bool | None = None  # None: not known yet; False: over, or never begun
+        self._blank = False  # whether the line breaks that go with a tag are still to come
+
+    def split(self, text: str) -> tuple[str, str]:
+        """Text and reasoning of the next piece."""
+        if self._inside is False:
+            text = text.lstrip("\n") if self._blank else text
+            self._blank = self._blank and not text
+            return text, ""
+        held = self._held + text
+        if self._inside is None:
+            begin = held.lstrip()
+            if not begin.startswith("<think>"):
+                if "<think>".startswith(begin):
+                    self._held = held
+                    return "", ""
+                self._inside, self._held = False, ""
+                return held, ""
+            self._inside, self._blank, held = True, True, begin.removeprefix("<think>")
+        if self._blank:
+            held = held.lstrip("\n")
+            self._blank = not held
+        reasoning, tag, rest = held.partition("</think>")
+        if tag:
+            self._inside, self._held, self._blank = False, "", True
+            return self.split(rest)[0], reasoning.rstrip("\n")
+        keep = next((n for n in range(8, 0, -1) if held.endswith("</think>"[:n])), 0)
+        blank = len(held[: len(held) - keep].rstrip("\n"))
+        self._held = held[blank:]
+        return "", held[:blank]
+
+    def end(self) -> tuple[str, str]:
+        """What was held back."""
+        held, self._held = self._held, ""
+        return ("", held) if self._inside else (held, "")
+
+
 class AnswerReader:
     """Chunks out of the events of one answer; times them, in case the server does not.
 
@@ -99,6 +142,7 @@ class AnswerReader:
         self._usage: Usage | None = None
         self._timings: Timings | None = None
         self._calls: list[str] = []
+        self._thinking = _Thinking()
         self.ended: FinishReason | None = None
 
     def read(self, data: Any) -> Chunk | None:
@@ -139,11 +183,16 @@ class AnswerReader:
                 prefill_tokens=max(usage.prompt_tokens - usage.cached_tokens, 0),
                 decode_tokens=max(usage.completion_tokens - 1, 0),
             )
-        return Chunk(finish_reason=self.ended or FinishReason.STOP, usage=usage, timings=timings)
+        text, reasoning = self._thinking.end()
+        reason = self.ended or FinishReason.STOP
+        return Chunk(text, (), (), reason, usage, timings, reasoning=reasoning)
 
     def _piece(self, delta: Mapping[str, Any], choice: Mapping[str, Any]) -> Chunk | None:
         text = _text(delta.get("content")) or _text(choice.get("text"))
         reasoning = _text(delta.get("reasoning_content")) or _text(delta.get("reasoning"))
+        if text:
+            text, thought = self._thinking.split(text)
+            reasoning += thought
         calls = tuple(self._deltas(delta.get("tool_calls")))
         if not (text or reasoning or calls):
             return None

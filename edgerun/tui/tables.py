@@ -293,9 +293,9 @@ def search(db: Database, query: str, limit: int) -> list[Hit]:
         return []
     clauses, values = ["s.deleted IS NULL"], []
     indexed = [w for w in words if _in_index(db, w)]
-    source = "messages m"
+    source, order = "messages m", "m.number"
     if indexed:
-        source = "words JOIN messages m ON m.number = words.rowid"
+        source, order = "words JOIN messages m ON m.number = words.rowid", "words.rowid"
         star = "" if db.words == "trigram" else "*"
         clauses.append("words MATCH ?")
         values.append(" ".join('"' + w.replace('"', '""') + '"' + star for w in indexed))
@@ -306,7 +306,8 @@ def search(db: Database, query: str, limit: int) -> list[Hit]:
     rows = db.run(
         f"SELECT m.session, s.title, m.id, m.text, m.created FROM {source} "
         f"JOIN sessions s ON s.id = m.session WHERE {' AND '.join(clauses)} "
-        "ORDER BY m.created DESC LIMIT ?",
+        # In the order of the table and the index, so that the newest need no look at all others.
+        f"ORDER BY {order} DESC LIMIT ?",
         (*values, limit),
     )
     titles = " AND ".join(["deleted IS NULL", *["has(title, ?)"] * len(words)])

@@ -142,6 +142,29 @@ def test_ollama_vllm_and_openrouter_spell_reasoning_otherwise() -> None:
     assert chunks[-1].usage == Usage(3, 2)
 
 
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("said", "reasoning", "shown"),
+    [
+        ("<think>\nso <b>\n\nor</ not\n</think>\n\nYes </think>.", "so <b>\n\nor</ not",
+         "Yes </think>."),
+        ("\n<think></think>a", "", "a"),
+        ("<think>never ends </thi", "never ends </thi", ""),
+        ("a <think>b</think>", "", "a <think>b</think>"),
+        ("<thin ice", "", "<thin ice"),
+        ("<thi", "", "<thi"),
+        ("  \n ", "", "  \n "),
+    ],
+)  # fmt: skip
+def test_reasoning_that_is_left_in_the_text(
+    size: int, said: str, reasoning: str, shown: str
+) -> None:
+    pieces = [said[i : i + size] for i in range(0, len(said), size)]
+    chunks = answered(*[delta(content=p) for p in pieces], delta("stop"))
+    assert "".join(c.reasoning for c in chunks) == reasoning
+    assert text(chunks) == shown
+
+
 def test_a_server_without_usage() -> None:
     chunks = answered(*[delta(content=str(i)) for i in range(5)], delta("stop"))
     assert chunks[-1].usage == Usage(0, 5)
