@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from edgerun.chat import ToolCall
 from edgerun.tui.conversation import Attachment, Conversation, Message, new_id, title_of
+from edgerun.tui.store import Store
 
 TEXTS = st.sampled_from(["a", "two words", "", " ", "```\nx\n```", "あいう", "3\n\nlines"])
 STATES = st.sampled_from(["done", "stopped", "length", "error", "streaming"])
@@ -113,6 +115,26 @@ class Chat(RuleBasedStateMachine):
         self.c = Conversation(
             c.id, c.title, c.named, c.system, c.head, dict(c.messages), dict(c.visited), c.created
         )
+
+    @rule()
+    def through_the_store(self) -> None:
+        """Kept and opened again it is the same, down to the branches that are not shown."""
+        store, c = Store(memory=True), self.c
+        for m in c.messages.values():
+            store.put(c.id, m)
+        store.save(c)
+        again = store.open(c.id) if c.messages else c
+        store.close()
+        for m in c.messages.values():
+            if m.state == "streaming":
+                m.state = "stopped"
+        assert again == c
+        for m in c.messages.values():
+            one, other = copy.deepcopy(c), copy.deepcopy(again)
+            one.show(m.id)
+            other.show(m.id)
+            assert one.head == other.head
+        self.c = again
 
     @rule(text=st.sampled_from(["", "Be brief."]))
     def system(self, text: str) -> None:
