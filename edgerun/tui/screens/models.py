@@ -84,7 +84,7 @@ class ModelScreen(ListPanel[str]):
     async def _fill(self, keep: str | None) -> None:
         try:
             known = await self._ask()
-        except EdgerunError as e:
+        except (EdgerunError, OSError) as e:
             self._state = clean(e, 400)
         else:
             # What is here first: it is what one switches between; the rest is the catalogue.

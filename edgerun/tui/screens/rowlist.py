@@ -241,7 +241,8 @@ class RowList(ScrollView, can_focus=False):
             return base
         own = self.get_component_rich_style(f"row--{span}")
         weight = self.get_component_styles(f"row--{span}").text_style
-        if base.reverse or (span != "track" and _pale(own, base)):  # a reversed colour would be the ground
+        # A reversed colour would be the ground.
+        if base.reverse or (span != "track" and _pale(own, base)):
             return base + weight
         return base + Style(color=own.color) + weight
 

@@ -269,7 +269,7 @@ class SessionScreen(ListPanel[Opened]):
         try:
             text = await asyncio.to_thread(make, key)
             await asyncio.to_thread(file.write_text, text, encoding="utf-8")
-        except (OSError, KeyError) as e:
+        except (OSError, KeyError, ValueError) as e:  # ValueError: no name for a file
             reason = e.strerror if isinstance(e, OSError) and e.strerror else str(e)
             self.say(f"not written: {clean(file.name, 60)}: {clean(reason, 80)}")
         else:
