@@ -147,7 +147,8 @@ Canvas {{
         """Rows that are not in view are made bit by bit."""
         self._work = None
         if self._stack.waiting and self._columns:
-            self._change(lambda _: self._stack.work(_SLICE))
+            if self.text_selection is None:  # it is known by rows, which must not move
+                self._change(lambda _: self._stack.work(_SLICE))
             self._work = self.set_timer(_PAUSE, self._go_on)
 
     def _finish(self) -> None:
