@@ -24,6 +24,7 @@ T = TypeVar("T")
 
 Sessions: TypeAlias = "list[SessionInfo]"
 Hits: TypeAlias = "list[Hit]"
+Texts: TypeAlias = "list[str]"
 
 
 class Store:
@@ -119,6 +120,10 @@ class Store:
         """The session in which something was last said."""
         newest = self.list(1)
         return newest[0].id if newest else None
+
+    def asked(self, limit: int = 500) -> Texts:
+        """What was asked last, in any chat, each once, oldest first."""
+        return self._try(partial(tables.asked, limit=limit), [])
 
     # -- small things -------------------------------------------------------------------------
 

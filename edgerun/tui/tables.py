@@ -21,6 +21,7 @@ __all__ = [
     "Hit",
     "SessionInfo",
     "append",
+    "asked",
     "find",
     "fold_orphans",
     "list_sessions",
@@ -142,6 +143,15 @@ def purge(db: Database, sessions: Iterable[str]) -> None:
         db.run("DELETE FROM messages WHERE session = ?", (session,))
         db.run("DELETE FROM drafts WHERE session = ?", (session,))
         db.run("DELETE FROM sessions WHERE id = ?", (session,))
+
+
+def asked(db: Database, limit: int) -> list[str]:
+    """The last questions, each once, oldest first, but for long ones, which nobody types again."""
+    sql = (
+        "SELECT text FROM messages WHERE role = 'user' AND length(text) BETWEEN 1 AND 4000 "
+        "GROUP BY text ORDER BY max(number) DESC LIMIT ?"
+    )
+    return [text for (text,) in db.run(sql, (limit,)).fetchall()][::-1]
 
 
 def set_value(db: Database, table: str, key: str, value: str | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
@@ -118,7 +118,7 @@ class Turn:
         if self._reader is not None:
             self._reader.cancel()
 
-    def __aiter__(self) -> AsyncIterator[Chunk]:
+    def __aiter__(self) -> AsyncGenerator[Chunk, None]:
         return self._run()
 
     async def _run(self) -> AsyncGenerator[Chunk, None]:
