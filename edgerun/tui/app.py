@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, on
 from textual.app import App
@@ -30,11 +30,11 @@ from edgerun.tui.stage import Stage
 from edgerun.tui.talk import Question, Talk
 from edgerun.tui.transcript import Transcript
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from textual.driver import Driver
 
     from edgerun.tui.settings import Remembered
+    from edgerun.tui.store import Store
 
 __all__ = ["ChatApp", "Options"]
 
