@@ -251,11 +251,6 @@ class Transcript(Canvas, can_focus=True):
         stack = self._stack
         return selected(lambda y: stack.row(y)[2], stack.height, selection, GUTTER), "\n"
 
-    def selection_updated(self, selection: Selection | None) -> None:
-        """Draw what is selected."""
-        self._strips.clear()
-        self.refresh()
-
     def _clear_selection(self) -> None:
         if self.is_mounted and self.text_selection is not None:
             self.screen.clear_selection()
