@@ -154,4 +154,3 @@ def test_a_terminal_that_cannot_be_drawn_on(rig: Rig) -> None:
     assert "\x1b[?1049h" not in p.seen
     p.send("\x04")
     assert p.end()[0] == 0
-
