@@ -51,13 +51,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(autouse=True)
 def no_threads_stay() -> Iterator[None]:
+    before = set(threading.enumerate())
     yield
     ends = time.monotonic() + 5
-    while (left := [t.name for t in threading.enumerate() if t.name.startswith("edgerun")]) and (
-        time.monotonic() < ends
-    ):
+    while left := [t.name for t in set(threading.enumerate()) - before if "edgerun" in t.name]:
+        assert time.monotonic() < ends, left
         time.sleep(0.01)
-    assert left == []
 
 
 def run(work: Callable[[LocalPartner], Awaitable[Any]], **options: Any) -> Any:
