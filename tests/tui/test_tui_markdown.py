@@ -279,6 +279,14 @@ def test_code_blocks_are_numbered_and_come_back_whole() -> None:
         assert labels == [["make", "1"], ["2"], ["3"]]
 
 
+def test_asking_for_code_while_it_streams() -> None:
+    flow = Flow("```\none\n")
+    flow.lay(20)
+    flow.feed("two\n```\nend")
+    assert flow.codes() == ["one\ntwo"]
+    assert rows(flow, 20)[1:] == [" one", " two", "end"]
+
+
 def test_rows_that_are_done_are_not_made_again() -> None:
     flow = Flow("one\n\ntwo\n\nthree\n\nfo")
     flow.lay(40)

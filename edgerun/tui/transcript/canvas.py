@@ -12,6 +12,7 @@ from textual import events
 from textual.color import Color
 from textual.geometry import Region, Size, Spacing
 from textual.scroll_view import ScrollView
+from textual.selection import Selection
 from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
@@ -30,7 +31,7 @@ GUTTER = 2
 MORE = " ↓ more · End "
 
 #: Seconds between repaints while text streams.
-_FRAME = 1 / 20
+_FRAME = 1 / 16
 #: Seconds between looks at the clock while a model reasons.
 _TICK = 0.25
 #: Text is never wider: longer rows are hard to read.
@@ -75,6 +76,7 @@ Canvas {{
         self._styles: dict[tuple[Style, str], RichStyle] = {}
         self._ground: Color | None = None
         self._bar: object = None  # what the scrollbar looks like
+        self._selected: Selection | None = None
         self._painted = 0.0
         self._next: Timer | None = None  # the next repaint
         self._ticks: Timer | None = None  # the next look at the clock
@@ -147,7 +149,8 @@ Canvas {{
         """Rows that are not in view are made bit by bit."""
         self._work = None
         if self._stack.waiting and self._columns:
-            self._change(lambda _: self._stack.work(_SLICE))
+            if self._selected is None:  # it is known by rows, which must not move
+                self._change(lambda _: self._stack.work(_SLICE))
             self._work = self.set_timer(_PAUSE, self._go_on)
 
     def _finish(self) -> None:
@@ -259,8 +262,7 @@ Canvas {{
         """All that row ``y`` is drawn from."""
         entry, _, row = self._stack.row(y)
         runs = [_gutter(entry, focused=self._is_cursor(entry)), *row.runs]
-        selection = self.text_selection
-        if selection is not None and (span := selection.get_span(y)) is not None:
+        if self._selected is not None and (span := self._selected.get_span(y)) is not None:
             runs = highlighted(runs, max(span[0], GUTTER), span[1])
         return tuple(runs), max(self._stack.cells - row.cells, 0), row.fill
 
@@ -300,6 +302,12 @@ Canvas {{
         if auto:
             color = background.get_contrast_text(color.a)
         return text + RichStyle.from_color((background + color).rich_color, background.rich_color)
+
+    def selection_updated(self, selection: Selection | None) -> None:
+        """Show what the mouse has selected."""
+        self._selected = selection
+        self._strips.clear()
+        self.refresh()
 
     def notify_style_update(self) -> None:
         """Another theme: colours are looked up again, rows stay."""

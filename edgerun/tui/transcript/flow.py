@@ -53,6 +53,7 @@ class Flow:
         self._doc = Markdown(text, ended=ended)
         self._cells = 0
         self._laid = 0  # leaves whose rows are done
+        self._changed = False  # leaves have, since rows were made
         self._done: list[Line] = []
         self._rest: list[Line] = []
 
@@ -83,7 +84,7 @@ class Flow:
 
     def codes(self) -> list[str]:
         """The code blocks, in order, each without its last line end: pasted, it would run."""
-        self._doc.update()
+        self._changed = self._doc.update() or self._changed
         out: dict[int, str] = {}
         for leaf in (*self._doc.done, *self._doc.open):
             if leaf.kind == "code":
@@ -93,7 +94,8 @@ class Flow:
     def lay(self, cells: int) -> Rows:
         """The rows in ``cells`` columns. Those of leaves that are done are made once."""
         doc = self._doc
-        changed = doc.update()
+        changed = doc.update() or self._changed
+        self._changed = False
         if cells != self._cells:
             self._cells, self._laid = cells, 0
             self._done, changed = [], True

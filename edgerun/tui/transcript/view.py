@@ -158,18 +158,15 @@ class Transcript(Canvas, can_focus=True):
 
     def action_pick(self, step: int) -> None:
         """Move the cursor to the next or previous message."""
-        if not self._stack.entries:
+        stack, last = self._stack, len(self._stack.entries) - 1
+        if last < 0:
             return
-        if self._cursor is None:
-            i = (
-                len(self._stack.entries) - 1
-                if self._following
-                else self._stack.at(self.scroll_offset.y)[0]
-            )
+        if self._cursor is not None:
+            i = min(max(stack.index[self._cursor] + step, 0), last)
         else:
-            i = min(max(self._stack.index[self._cursor] + step, 0), len(self._stack.entries) - 1)
+            i = last if self._following else stack.at(self.scroll_offset.y)[0]
         self._clear_selection()
-        self.pick(self._stack.entries[i].message.id)
+        self.pick(stack.entries[i].message.id)
 
     def pick(self, message_id: str | None, *, scroll: bool = True) -> None:
         """Put the cursor on a message, and show it; None = on none."""
@@ -249,15 +246,10 @@ class Transcript(Canvas, can_focus=True):
 
     def get_selection(self, selection: Selection) -> tuple[str, str]:
         """What is selected, with rows joined that were one line."""
-        self._finish()
-        return selected(
-            lambda y: self._stack.row(y)[2], self._stack.height, selection, GUTTER
-        ), "\n"
-
-    def selection_updated(self, selection: Selection | None) -> None:
-        """Draw what is selected."""
-        self._strips.clear()
-        self.refresh()
+        if selection.start is None or selection.end is None:  # all of it
+            self._finish()
+        stack = self._stack
+        return selected(lambda y: stack.row(y)[2], stack.height, selection, GUTTER), "\n"
 
     def _clear_selection(self) -> None:
         if self.is_mounted and self.text_selection is not None:
