@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from textual import events, on
 from textual.app import App
@@ -30,11 +30,11 @@ from edgerun.tui.stage import Stage
 from edgerun.tui.talk import Question, Talk
 from edgerun.tui.transcript import Transcript
 
-TYPE_CHECKING = False
 if TYPE_CHECKING:
     from textual.driver import Driver
 
     from edgerun.tui.settings import Remembered
+    from edgerun.tui.store import Store
 
 __all__ = ["ChatApp", "Options"]
 
@@ -78,6 +78,7 @@ class ChatApp(App[object]):
         super().__init__(ansi_color=True if os.environ.get("NO_COLOR") else None)
         self.options = options
         self.chat = ChatScreen(title)
+        self.store: Store | None = None
         self.talk: Talk | None = None
         self.keeper: ModelKeeper | None = None
         self.remembered: Remembered | None = None
@@ -358,8 +359,8 @@ class ChatApp(App[object]):
             await asyncio.wait_for(self._end(), _PATIENCE)
         except asyncio.TimeoutError:
             log.warning("the model took too long to close")
-        if self.talk is not None:
-            await asyncio.to_thread(self.talk.store.close)
+        if self.store is not None:
+            await asyncio.to_thread(self.store.close)
 
     async def _end(self) -> None:
         if self.talk is not None:

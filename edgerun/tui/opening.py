@@ -42,7 +42,7 @@ class Opening:
         """All of it."""
         app, options = self.app, self.app.options
         self._listen()
-        store = await asyncio.to_thread(self._open_store)
+        app.store = store = await asyncio.to_thread(self._open_store)
         from edgerun.tui.settings import Remembered
 
         app.remembered = Remembered(store)

@@ -24,9 +24,9 @@ class Counts(Protocol):
 
 
 def last_answer(talk: Talk) -> Message | None:
-    """The last answer on the path that has figures."""
+    """The last answer on the path. One that failed has no figures, and older ones are not its."""
     path = talk.conversation.path()
-    return next((m for m in reversed(path) if m.role == "assistant" and m.timings), None)
+    return next((m for m in reversed(path) if m.role == "assistant"), None)
 
 
 def facts(talk: Talk, keeper: ModelKeeper, counts: Counts, unsaved: str = "") -> Facts:

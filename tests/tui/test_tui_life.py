@@ -49,13 +49,17 @@ def test_a_question_on_the_command_line() -> None:
 
 
 def test_what_is_pressed_before_the_chat_is_there_is_not_lost() -> None:
+    class Early(ChatApp):
+        def on_load(self) -> None:
+            self.post_message(events.Key("ctrl+o", None))
+
     async def go() -> None:
-        app = ChatApp(Options(save=False), lambda: FakePartner())
+        app = Early(Options(save=False), lambda: FakePartner())
         async with app.run_test() as pilot:
-            app.talk = None
-            app.action_do("model")
-            assert app._early == "model"
-            await pilot.pause()
+            await Driver(app, pilot, FakePartner()).until(
+                lambda: type(app.screen).__name__ == "ModelScreen"
+            )
+        await app.finish()
 
     play(go)
 

@@ -106,6 +106,7 @@ def test_an_error_holds_what_waits() -> None:
             await d.until(lambda: not d.app.talk.busy)
             assert d.path[-1].state == "error"
             assert "9000 tokens" in d.path[-1].note
+            assert "t/s" not in d.status  # an error has no speed, and no other answer's
             assert [q.text for q in d.app.talk.queue] == ["next"]
             await d.press("enter")
             await d.idle()
