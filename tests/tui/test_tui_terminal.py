@@ -8,6 +8,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,7 +28,8 @@ class Terminal:
         self._env = environment(EDGERUN_HOME=str(home), TERM="xterm-256color", LANG="C.UTF-8")
         for name in ("TMUX", "NO_COLOR", "COLORFGBG"):
             self._env.pop(name, None)
-        self._env.update(env)
+        self._sockets = tempfile.mkdtemp(prefix="et")  # short: a socket's path has to be
+        self._env.update(env, TMUX_TMPDIR=self._sockets)
         self._home, self._name = home, ""
 
     def tmux(self, *args: str) -> str:
@@ -41,7 +43,7 @@ class Terminal:
         """Run ``edgerun chat`` in a new terminal. A shell notes the program's id and its status:
         tmux itself may miss the end of a program."""
         self.close()
-        self._name = f"edgerun-{uuid.uuid4().hex[:12]}"
+        self._name = uuid.uuid4().hex[:8]
         for name in ("pid", "status"):
             (self._home / name).unlink(missing_ok=True)
         inner = f"echo $$ > pid.new; mv pid.new pid; exec {shlex.join([*EDGERUN, 'chat', *args])}"
@@ -52,7 +54,11 @@ class Terminal:
     def close(self) -> None:
         if self._name:
             stop = ["tmux", "-L", self._name, "kill-server"]
-            subprocess.run(stop, capture_output=True, timeout=20, check=False)
+            subprocess.run(stop, env=self._env, capture_output=True, timeout=20, check=False)
+
+    def remove(self) -> None:
+        self.close()
+        shutil.rmtree(self._sockets, ignore_errors=True)
 
     def text(self, *flags: str) -> str:
         return self.tmux("capture-pane", "-p", *flags)
@@ -98,7 +104,7 @@ def terminal(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Termina
         pytest.skip("tmux is not installed")
     terminal = Terminal(tmp_path, **getattr(request, "param", {}))
     yield terminal
-    terminal.close()
+    terminal.remove()
 
 
 def status(shown: str) -> str:
