@@ -1,4 +1,4 @@
-"""A kernel may refuse a process the tile registers: then the next set computes, with the same bits."""
+"""A kernel may refuse a process the tile registers: the next set computes, with the same bits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gguf import GGMLQuantizationType as T
 from helpers.packed import Packed, isas
 from helpers.weights import gguf_rows
 
-# A seccomp filter that fails arch_prctl(ARCH_REQ_XCOMP_PERM) with EPERM, as kernels and sandboxes do.
+# A seccomp filter that fails arch_prctl(ARCH_REQ_XCOMP_PERM) with EPERM, as a sandbox may do.
 _REFUSE = """
 import ctypes, struct, sys
 LOAD, EQUAL, RETURN = 0x20, 0x15, 0x06
