@@ -54,12 +54,14 @@ class Embedding:
 
     Attributes:
         result: float32 [n_texts, n_embd] in the end. Cancelling it ends the work.
+        n_computed: tokens so far, those that were computed again among them.
     """
 
     def __init__(
         self, program: Callable[[], Program], texts: Sequence[Sequence[int]], pooling: str
     ) -> None:
         self.result: Future[Vectors] = Future()
+        self.n_computed = 0
         self._program = program
         self._texts = [_Text(ids) for ids in texts]
         self._pooling = pooling
@@ -131,6 +133,7 @@ class Embedding:
                 t.total = part if t.total is None else t.total + part
             at += k
             t.n_past += n
+            self.n_computed += n
             if t.n_past == len(t.ids):
                 pool.release(t.pages)
                 t.pages = []

@@ -98,7 +98,10 @@ class Engine:
             self._step()
         if self.embeddings:
             first = self.embeddings[0]
+            start, before = time.perf_counter(), first.n_computed
             going_on = first.turn(self, self._spare())
+            if first.n_computed > before:
+                self.cost.add(first.n_computed - before, time.perf_counter() - start)
             # Whoever holds pages keeps the turn: two that held some could wait for each other's.
             if not (going_on and first.pages):
                 del self.embeddings[0]
@@ -130,10 +133,15 @@ class Engine:
         self._timed(rows, batch.n_tokens, time.perf_counter() - start)
 
     def _spare(self) -> int:
-        """Tokens that may be computed between two steps."""
+        """Tokens that may be computed between two steps: as many as take what those leave."""
         if not self.sequences or self.limits.gap is None:
             return self.limits.budget
-        within = self.cost.within(self.limits.gap / 2)
+        generating = sum([s.n_generated > 0 for s in self.sequences if s.pages])
+        room = self._room(self.limits.gap, min(generating, self.limits.max_rows))
+        within = None
+        if room is not None:
+            shared = generating < len(self.sequences)  # by prompts, in the next step
+            within = self.cost.within(room / 2 if shared else room)
         within = self.limits.busy_budget if within is None else within
         return min(self.limits.budget, max(within, self.limits.least_budget))
 
@@ -274,16 +282,23 @@ class Engine:
         least = generating + limits.least_budget
         return min(limits.budget, max(self.program.width(within), least))
 
+    def _room(self, gap: float, generating: int) -> float | None:
+        """Seconds that may come between one token of the generating rows and the next, besides
+        what these take alone; None if that is unknown. Half as long as they take in any case: on a
+        slow machine they alone may be longer than the gap, and others must get in."""
+        alone = self.cost.seconds(generating) if generating else 0.0
+        return None if alone is None else max(gap - alone, alone / 2)
+
     def _within(self, gap: float, generating: int) -> int | None:
-        """Tokens that are expected to take ``gap`` seconds, those of generating rows among them. A
-        step may always take half as long again as these alone: on a slow machine that alone may
-        be longer than the gap, and prompts must get in."""
-        alone = self.cost.seconds(generating)
-        if alone is None:
+        """Tokens of a step, those of generating rows among them, so that prompts take what the gap
+        leaves; half of that if embeddings wait for their turn behind it."""
+        alone, room = self.cost.seconds(generating), self._room(gap, generating)
+        if alone is None or room is None:
             return None
-        gap = max(gap, 1.5 * alone)
-        more = self.pace.within(gap - alone)
-        return self.cost.within(gap) if more is None else generating + more
+        if self.embeddings:
+            room /= 2
+        more = self.pace.within(room)
+        return self.cost.within(alone + room) if more is None else generating + more
 
     def _entered(self, s: Sequence, n_cached: int, not_computed: int) -> None:
         """``s`` has its place for the first time."""

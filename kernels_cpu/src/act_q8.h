@@ -22,20 +22,21 @@ namespace ER_ISA {
 namespace q8 {
 
 enum { REC = 48 };  // bytes a column
+// Columns that one pass over a tile takes, those that several passes take while it is in cache, and columns of a block of the byte
+// kernel. Where registers hold few columns, unpacking a tile again costs more than writing its bytes down.
 #if defined(__AMX_INT8__)
-enum { DIRECT = 12, BLOCK_C = 16 };  // columns on the weight stream; columns of a block of the byte kernel
+enum { DIRECT = 12, PASSES = 24, BLOCK_C = 16 };
 #elif defined(__AVX512VNNI__)
-enum { DIRECT = 12, BLOCK_C = 6 };
-#elif defined(__AVXVNNI__) || defined(__ARM_NEON)
-enum { DIRECT = 6, BLOCK_C = 4 };
+enum { DIRECT = 12, PASSES = 36, BLOCK_C = 6 };
 #else
-enum { DIRECT = 6, BLOCK_C = 4 };
+enum { DIRECT = 6, PASSES = 6, BLOCK_C = 4 };
 #endif
 
 // Columns of a tile of an M-column operand: the direct kernels that exist, or the byte kernel's block.
 ER_INL int tile_cols(int M) {
-  if (M > DIRECT) return BLOCK_C;
-  return M <= 4 ? M : M <= 6 ? 6 : M <= 8 ? 8 : 12;
+  if (M > PASSES) return BLOCK_C;
+  if (M <= DIRECT) return M <= 4 ? M : M <= 6 ? 6 : M <= 8 ? 8 : 12;
+  return M <= 16 ? 8 : M <= 18 ? 6 : M <= 24 ? 12 : M <= 32 ? 8 : 12;
 }
 ER_INL size_t second_index_bytes(int K) { return (size_t(K / 64 + 1) * 4 + 63) / 64 * 64; }
 ER_INL size_t second_bytes(int K) { return second_index_bytes(K) + (size_t(K / 64) * REC + 63) / 64 * 64; }

@@ -136,9 +136,10 @@ ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const A& a) {
 
 // The second digits of block b, the unit's block i, while its codes are at hand. Apart from the loop, whose registers it would take.
 template <class T>
-static __attribute__((noinline)) void add_seconds(const Unit<T>& u, int i, const Seconds& s, const uint8_t* act, int b, float (*sum)[R]) {
+static __attribute__((noinline)) void add_seconds(const Unit<T>& u, int i, const Seconds& s, const uint8_t* act, int b, float (*sum)[R],
+                                                  uint32_t spare) {
   enum { C = 4 };
-  each_second<C>(s, act, b, DIRECT,
+  each_second<C>(s, act, b, spare,
       [&](const Gathered<C>& g, const uint32_t* columns) __attribute__((always_inline)) {
         vf f[C];
         ER_EACH f[c] = ldf(sum[columns[c]]);
@@ -152,11 +153,25 @@ static __attribute__((noinline)) void add_seconds(const Unit<T>& u, int i, const
       });
 }
 
+// The second digits of M columns, once the first ones' sums lie in out: sums [M + 1][R], whose last is for filling up.
+template <class T>
+static void direct_seconds(const uint8_t* w, const uint8_t* act, int K, int M, float* out, int64_t ldo, const Seconds& s, float* sums) {
+  memset(sums, 0, size_t(M + 1) * VB);
+  Unit<T> u;
+  for (int b = 0; b < K / 32; b++) {
+    if (s.start[b] == s.start[b + 1]) continue;
+    Unit<T>::open(u, w + size_t(b / int(Unit<T>::BLOCKS)) * T::UNIT);
+    add_seconds<T>(u, b % int(Unit<T>::BLOCKS), s, act, b, (float(*)[R])sums, uint32_t(M));
+  }
+  for (int m = 0; m < M; m++)
+    if (s.has[m]) stf(out + m * ldo, add(ldf(out + m * ldo), ldf(sums + m * R)));
+}
+
 // `n` <= C columns are stored; the rest of the tile's columns may hold anything.
 template <class T, int C>
 static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s) {
   const uint8_t* const act = a;
-  const bool any = s.start[K / 32] > 0;
+  const bool any = s.start && s.start[K / 32] > 0;
   alignas(64) float sum[DIRECT + 1][R];
   if (any)
     for (int m = 0; m <= DIRECT; m++) stf(sum[m], zero_f());
@@ -171,7 +186,7 @@ static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_
     for (int i = 0; i < blocks; i++, a += C * REC, next++) {
       prefetch<T::UNIT / Unit<T>::BLOCKS>(w + i * (T::UNIT / Unit<T>::BLOCKS));
       add_block<T, C>(f, u, i, Tiled<C>{a});
-      if (any && next[0] != next[1]) add_seconds<T>(u, i, s, act, int(next - s.start), sum);
+      if (any && next[0] != next[1]) add_seconds<T>(u, i, s, act, int(next - s.start), sum, DIRECT);
     }
   }
   ER_EACH if (c < n) stf(out + c * ldo, any && s.has[c] ? add(f[c], ldf(sum[c])) : f[c]);

@@ -2,6 +2,29 @@
 // after the other; float sums wait in memory between slices, which changes nothing about them.
 #pragma once
 #include "slice.h"
+
+namespace er {
+namespace ER_ISA {
+namespace q8 {
+
+// What a column tile's work fetches meanwhile, a little at a time, since cores wait once a dozen lines are under way: the next
+// column tile to L1, and its share of the next two weight tiles to L2, in the order they lie in, which processors then go on with.
+struct Ahead {
+  const uint8_t *act, *w;
+  int lines;  // of weights for every 32 k
+  void columns(int b) const {
+    for (int i = 0; i < BLOCK_C * REC; i += 64) __builtin_prefetch(act + b * BLOCK_C * REC + i, 0, 3);
+  }
+  void weights(int b, int from, int to) const {
+    const uint8_t* p = w + int64_t(b) * lines * 64;
+    for (int i = from; i < to; i++) __builtin_prefetch(p + i * 64, 0, 2);
+  }
+};
+
+}  // namespace q8
+}  // namespace ER_ISA
+}  // namespace er
+
 #if defined(__AMX_INT8__)
 #include "gemm_amx.h"
 #endif
@@ -15,12 +38,13 @@ struct Multiplier { explicit Multiplier(bool) {} };
 
 // A column tile. fo: [C][2][R], read unless `first`.
 template <class Q>
-static void block(const uint8_t* w, const uint8_t* a, int nb, float* fo, bool first) {
+static void block(const uint8_t* w, const uint8_t* a, int nb, float* fo, bool first, const Ahead& ahead, int) {
   enum { C = BLOCK_C };
   vf f[C][2];
   ER_EACH for (int q = 0; q < 2; q++) f[c][q] = first ? zero_f() : ldf(fo + (c * 2 + q) * R);
-  for (; nb > 0; nb--, w += slice_record<Q::HALVES>(), a += C * REC) {
-    for (int i = 0; i < C * REC; i += 64) __builtin_prefetch(a + ACT_AHEAD + i, 0, 3);
+  for (int b = 0; b < nb; b++, w += slice_record<Q::HALVES>(), a += C * REC) {
+    ahead.columns(b);
+    ahead.weights(b, 0, ahead.lines);
     add_record<Q, C>(f, w, Tiled<C>{a});
   }
   ER_EACH for (int q = 0; q < 2; q++) stf(fo + (c * 2 + q) * R, f[c][q]);
@@ -52,15 +76,9 @@ struct Gemm {
   bool halves;                                                   // sub-blocks of 16
   int unit_k, unit;                                              // k and bytes of a unit of the packed tile
   void (*unpack)(const uint8_t* w, int blocks, uint8_t* dst);    // one of the two tiles: dst, dst + VB
-  void (*block)(const uint8_t* w, const uint8_t* a, int blocks, float* f, bool first);
+  void (*block)(const uint8_t* w, const uint8_t* a, int blocks, float* f, bool first, const Ahead& ahead, int columns);
   void (*seconds)(const uint8_t* w, const Seconds& s, const uint8_t* act, int b0, int blocks, float* f, uint32_t spare);
 };
-
-// A part of the next slice, while a column tile is at work: to L2, since L1 holds this slice.
-ER_INL void fetch(const uint8_t* p, size_t from, size_t bytes, size_t end) {
-  end = from + bytes < end ? from + bytes : end;
-  for (; from < end; from += 64) __builtin_prefetch(p + from, 0, 2);
-}
 
 // Where a call keeps its sums between slices, in scratch: [M + BLOCK_C][2][R] of first and of second digits.
 struct Sums { float *first, *second; };
@@ -77,12 +95,14 @@ static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool 
     const size_t at = size_t(k0 / g.unit_k) * size_t(g.unit), bytes = size_t((kn + g.unit_k - 1) / g.unit_k) * size_t(g.unit);
     g.unpack(w0 + at, blocks, slice);
     g.unpack(w1 + at, blocks, slice + VB);
-    const size_t part = (bytes / size_t(nt) + 63) & ~size_t(63);
-    for (int i = 0; i < nt; i++) {
-      fetch(w0 + at + bytes, size_t(i) * part, part, bytes);
-      if (both) fetch(w1 + at + bytes, size_t(i) * part, part, bytes);
-      g.block(slice, act + size_t(i) * act_tile + size_t(k0 / 32) * size_t(BLOCK_C * REC), blocks,
-              sums.first + i * BLOCK_C * 2 * R, k0 == 0);
+    // The next two tiles, fetched while these two are at work.
+    const int share = int((2 * bytes / size_t(blocks) / size_t(nt) + 63) / 64), have = int(2 * bytes / size_t(blocks) + 63) / 64;
+    const uint8_t* a = act + size_t(k0 / 32) * size_t(BLOCK_C * REC);
+    const uint8_t* const a_next = k0 + kn < K ? a + blocks * BLOCK_C * REC : act;
+    for (int i = 0; i < nt; i++, a += act_tile) {
+      const Ahead ahead = {i + 1 < nt ? a + act_tile : a_next, w0 + 2 * g.tile + 2 * at + size_t(i * blocks * share) * 64,
+                           i * share < have ? share : 0};
+      g.block(slice, a, blocks, sums.first + i * BLOCK_C * 2 * R, k0 == 0, ahead, M - i * BLOCK_C);
     }
     if (any) g.seconds(slice, seconds, act, k0 / 32, blocks, sums.second, uint32_t(M));
   }

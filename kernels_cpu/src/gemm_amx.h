@@ -10,16 +10,17 @@ namespace q8 {
 
 static_assert(BLOCK_C == 16 && R == 16, "a tile register is 16 x 16 sums");
 
-// The thread's tile registers: 0 sums, 1 columns, 2 weights. Given back at the end, since the kernel saves them with a thread.
+// The thread's tile registers: 0 and 1 sums, 2 columns, 3 and 4 weights. Given back at the end, since the kernel saves them with a thread.
 struct Multiplier {
   explicit Multiplier(bool halves) {
     struct { uint8_t palette, start, reserved[14]; uint16_t row_bytes[16]; uint8_t rows[16]; } c = {};
     const int k = halves ? 16 : 32;
     c.palette = 1;
-    c.row_bytes[0] = c.row_bytes[2] = 64;
-    c.row_bytes[1] = uint16_t(k);
-    c.rows[0] = c.rows[1] = 16;
-    c.rows[2] = uint8_t(k / 4);
+    for (int i = 0; i < 5; i++) {
+      c.row_bytes[i] = uint16_t(i == 2 ? k : 64);
+      c.rows[i] = uint8_t(i < 3 ? 16 : k / 4);
+    }
+    __asm__ volatile("" : : "r"(&c) : "memory");  // gcc 12 takes the instruction to read no more than a pointer
     _tile_loadconfig(&c);
   }
   ~Multiplier() { _tile_release(); }
@@ -27,21 +28,25 @@ struct Multiplier {
   Multiplier& operator=(const Multiplier&) = delete;
 };
 
-// sums[16 columns][R] of a slice record's tile at w, or of one half of it.
+// sums[tile][half][column][R] of a slice record at w.
 template <int HALVES>
-ER_INL void multiply(const uint8_t* w, const uint8_t* a, int32_t (*sums)[16][R]) {
-  for (int half = 0; half <= HALVES; half++) {
+ER_INL void multiply(const uint8_t* w, const uint8_t* a, int32_t (*sums)[HALVES + 1][16][R]) {
+  for (int half = 0; half <= HALVES; half++, a += 16, w += 8 * VB) {
     _tile_zero(0);
-    _tile_loadd(1, a + half * 16, 32);
-    _tile_loadd(2, w + half * 8 * VB, 2 * VB);
-    _tile_dpbssd(0, 1, 2);
-    _tile_stored(0, sums[half], 64);
+    _tile_zero(1);
+    _tile_loadd(2, a, 32);
+    _tile_loadd(3, w, 2 * VB);
+    _tile_loadd(4, w + VB, 2 * VB);
+    _tile_dpbssd(0, 2, 3);
+    _tile_dpbssd(1, 2, 4);
+    _tile_stored(0, sums[0][half], 64);
+    _tile_stored(1, sums[1][half], 64);
   }
 }
 
 // f[c] += a record's sums. w: the record's scales of this tile.
 template <class Q, int C>
-ER_INL void add_sums(vf (&f)[C], const int32_t (*sums)[16][R], const uint8_t* w, const Tiled<C>& a) {
+ER_INL void add_sums(vf (&f)[C], const int32_t (*sums)[16][R], const uint8_t* w, const Tiled<BLOCK_C>& a) {
   steps<0, Q::HALVES + 1>([&](auto half) __attribute__((always_inline)) {
     const vf d = ldf(w + half.v * 6 * VB);
     vf bias = d;
@@ -63,24 +68,39 @@ ER_INL void add_sums(vf (&f)[C], const int32_t (*sums)[16][R], const uint8_t* w,
   }
 }
 
-// A column tile. fo: [C][2][R], read unless `first`.
-template <class Q>
-static void block(const uint8_t* slice, const uint8_t* act, int nb, float* fo, bool first) {
-  enum { C = BLOCK_C, RECORD = slice_record<Q::HALVES>() };
-  alignas(64) int32_t sums[2][2][16][R];
-  for (int q = 0; q < 2; q++, fo += R) {
-    const uint8_t *w = slice + q * VB, *a = act;
-    vf f[C];
-    ER_EACH f[c] = first ? zero_f() : ldf(fo + c * 2 * R);
-    multiply<Q::HALVES>(w, a, sums[0]);
-    for (int b = 0; b < nb; b++, w += RECORD, a += C * REC) {
-      if (b + 1 < nb) multiply<Q::HALVES>(w + RECORD, a + C * REC, sums[(b + 1) & 1]);
-      if (q == 0)
-        for (int i = 0; i < C * REC; i += 64) __builtin_prefetch(a + ACT_AHEAD + i, 0, 3);
-      add_sums<Q, C>(f, sums[b & 1], w + 16 * VB, Tiled<C>{a});
+// The first C columns of a column tile. fo: [BLOCK_C][2][R], read unless `first`. Sums of a few blocks wait in memory while the next
+// are multiplied: no instruction moves them to vectors, and one that has just been stored is slow to load.
+template <class Q, int C>
+static void block_of(const uint8_t* slice, const uint8_t* act, int nb, float* fo, bool first, const Ahead& ahead) {
+  enum { PHASE = 4, RECORD = slice_record<Q::HALVES>() };
+  const int third = ahead.lines / 3, second_part = (ahead.lines + third) / 2;
+  alignas(64) int32_t sums[PHASE][2][Q::HALVES + 1][16][R];
+  for (int b0 = 0; b0 < nb; b0 += PHASE, first = false) {
+    const int n = nb - b0 < PHASE ? nb - b0 : int(PHASE);
+    const uint8_t *w = slice + b0 * RECORD, *a = act + b0 * BLOCK_C * REC;
+#pragma GCC unroll 1
+    for (int b = 0; b < n; b++) {
+      multiply<Q::HALVES>(w + b * RECORD, a + b * BLOCK_C * REC, sums[b]);
+      ahead.columns(b0 + b);
+      ahead.weights(b0 + b, 0, third);
     }
-    ER_EACH stf(fo + c * 2 * R, f[c]);
+    for (int q = 0; q < 2; q++) {
+      vf f[C];
+      ER_EACH f[c] = first ? zero_f() : ldf(fo + (c * 2 + q) * R);
+#pragma GCC unroll 1
+      for (int b = 0; b < n; b++) {
+        ahead.weights(b0 + b, q ? second_part : third, q ? ahead.lines : second_part);
+        add_sums<Q, C>(f, sums[b][q], w + b * RECORD + (16 + q) * VB, Tiled<BLOCK_C>{a + b * BLOCK_C * REC});
+      }
+      ER_EACH stf(fo + (c * 2 + q) * R, f[c]);
+    }
   }
+}
+template <class Q>
+static void block(const uint8_t* slice, const uint8_t* act, int nb, float* fo, bool first, const Ahead& ahead, int columns) {
+  if (columns <= 8) return block_of<Q, 8>(slice, act, nb, fo, first, ahead);
+  if (columns <= 12) return block_of<Q, 12>(slice, act, nb, fo, first, ahead);
+  block_of<Q, 16>(slice, act, nb, fo, first, ahead);
 }
 
 }  // namespace q8

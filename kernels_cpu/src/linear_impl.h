@@ -39,9 +39,18 @@ struct Run {
     static const Direct kernels[DIRECT + 1] = ER_DIRECT(direct, T);
     const size_t tile = tile_bytes(K);
     const Seconds seconds = seconds_at(scratch, K, M);
+    const int C = tile_cols(M);
     if (M <= DIRECT) {
-      const int C = tile_cols(M);
       for (int t = 0; t < tiles; t++) kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M, seconds);
+      return;
+    }
+    if (M <= PASSES) {
+      float* sums = (float*)(scratch + seconds_bytes(K, M));
+      for (int t = 0; t < tiles; t++, w += tile, out += R) {
+        const uint8_t* a = act;
+        for (int m = 0; m < M; m += C, a += col_tile_bytes(K, C)) kernels[C](w, a, K, out + m * ldo, ldo, M - m, Seconds{});
+        if (seconds.start[K / 32]) direct_seconds<T>(w, act, K, M, out, ldo, seconds, sums);
+      }
       return;
     }
     typedef KindOf<T> Q;

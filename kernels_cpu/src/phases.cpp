@@ -18,7 +18,7 @@ int Program::chunk_tiles(const Instr& in, int n) const {
   const int even = tiles / (pool_->size() * 8), most = 64 / in.outs[0].weight->linear->tile_rows;
   const int least = tiles / (pool_->size() * 256);
   const int step = even < 1 ? 1 : even <= most ? even : least > most ? least : most;
-  return n > FEW ? (step + 1) / 2 * 2 : step;
+  return n > ONE_BY_ONE ? (step + 1) / 2 * 2 : step;
 }
 
 bool Program::uses_act(const Instr& in, Act act) {

@@ -72,6 +72,8 @@ struct Kv {
 
 // Up to so many tokens a batch runs as a step without barriers; a longer one would copy more than barriers cost it.
 constexpr int FEW = 16;
+// Up to so many columns meet one tile at a time in every set, more may meet two (gemm.h).
+constexpr int ONE_BY_ONE = 6;
 // Up to so many floats every thread quantizes the whole input for itself, which is cheaper than another barrier.
 constexpr int INLINE_FLOATS = 16384;
 

@@ -8,10 +8,15 @@ namespace er {
 namespace ER_ISA {
 namespace q8 {
 
-// k of a slice. A matrix a little wider is one slice: a second one of a block or two would move sums about for little.
-enum { SLICE = 512, WIDE_SLICE = SLICE + 128 };
-ER_INL int slice_of(int K, int k0) { return K <= WIDE_SLICE ? K : K - k0 < SLICE ? K - k0 : int(SLICE); }
-enum { ACT_AHEAD = 3 * BLOCK_C * REC };  // bytes
+// k of a slice. The last one may be a little wider: another of a block or two would move sums about for little. The tile
+// multiplier's sums share L1 with it.
+#if defined(__AMX_INT8__)
+enum { SLICE = 256 };
+#else
+enum { SLICE = 512 };
+#endif
+enum { WIDE_SLICE = SLICE + 128 };
+ER_INL int slice_of(int K, int k0) { return K - k0 <= WIDE_SLICE ? K - k0 : int(SLICE); }
 template <int HALVES> constexpr int slice_record() { return (HALVES ? 28 : 22) * VB; }
 enum { SLICE_BYTES = WIDE_SLICE / 32 * slice_record<1>() };
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.fake_program import FakeProgram, drain, engine, sequence, sink_of
 
 from edgerun.backends.base import F32, Batch
-from edgerun.engine import Limits
+from edgerun.engine import Embedding, Limits
 from edgerun.engine import engine as engine_module
 
 Cost = Callable[[Batch], float]
@@ -165,3 +165,27 @@ def test_a_step_stops_where_the_next_token_would_cost_a_jump(
     assert program.mixed
     assert {n for n, _ in program.mixed[2:]} == {12}
     assert max(took for _, took in program.mixed[2:]) < 0.06
+
+
+@pytest.mark.parametrize(("rows", "each", "longest"), [(1, 0.001, 0.1), (7, 0.02, 1.5 * 0.142)])
+@pytest.mark.parametrize("prompt", [False, True])
+def test_texts_for_vectors_and_prompts_share_what_the_gap_leaves(
+    monkeypatch: pytest.MonkeyPatch, rows: int, each: float, longest: float, prompt: bool
+) -> None:
+    """Between two tokens of a generating row lie a step and an embedding's turn: together they take
+    no longer than the gap, or than half as long again as the rows alone, if that is more; and not
+    much less."""
+    program = Clocked(monkeypatch, flat(0.002, each))
+    e = start(program, 0.1, rows=rows, least_budget=1)
+    e.embeddings.append(Embedding(lambda: program, [[i % 50 for i in range(1500)]], "mean"))
+    if prompt:
+        e.add(sequence([i % 50 for i in range(900)], 1))
+    between = []
+    for _ in range(12):
+        before = program.now
+        e.step()
+        between.append(program.now - before)
+    assert e.embeddings[0].pages
+    settled = between[4:]
+    assert max(settled) <= longest * 1.01
+    assert min(settled) >= longest * 0.85
