@@ -19,9 +19,10 @@ import numpy as np
 from edgerun.backends import base
 from edgerun.backends import cpu_abi as abi
 from edgerun.backends.cpu_grids import ensure_grids
-from edgerun.backends.cpu_recorder import MatrixHandle, Recorder, VectorHandle, lower
+from edgerun.backends.cpu_recorder import MatrixHandle, VectorHandle, lower
 from edgerun.backends.cpu_threads import default_threads
 from edgerun.backends.host import host_memory
+from edgerun.backends.recorder import Recorder
 from edgerun.errors import (
     BackendError,
     BackendUnavailableError,
