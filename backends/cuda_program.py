@@ -1,0 +1,174 @@
+"""Runs a lowered forward pass: inputs in one copy, launches in order, logits back.
+
+Steps of up to 16 tokens are padded to a bucket. Their launches depend on the bucket alone, so they
+are recorded as a graph the second time a bucket is met, and replayed from then on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from edgerun.backends import base
+from edgerun.backends.cuda_device import Arena, Device, Graph, Launch
+from edgerun.backends.cuda_kv import CudaKVPool
+from edgerun.backends.cuda_launch import Addresses, Builder, row_bytes
+from edgerun.backends.cuda_recorder import Lowered
+from edgerun.backends.cuda_step import MOST_PADDED, Block, Shape, bucket, check, padded_shape
+from edgerun.backends.rope_table import RopeTable
+
+__all__ = ["CudaProgram"]
+
+_MOST_PLANS = 64
+
+
+@dataclass(eq=False)
+class _Plan:
+    """What a step of one shape does."""
+
+    block: Block
+    launches: list[Launch]
+    uses: int = 0
+    graph: Graph | None = None
+
+
+class _Room:
+    """Device memory for steps: pieces that grow on demand, so that addresses change."""
+
+    def __init__(self, device: Device, on_change: Callable[[], None]) -> None:
+        self._device = device
+        self._on_change = on_change
+        self._sizes: list[int] = []
+        self._arena: Arena | None = None
+
+    def fit(self, sizes: Sequence[int]) -> list[int]:
+        """Addresses of pieces of at least ``sizes`` bytes."""
+        grown = not self._sizes or any(a > b for a, b in zip(sizes, self._sizes, strict=True))
+        if self._arena is None or grown:
+            have = self._sizes or [0] * len(sizes)
+            self.close()
+            self._on_change()
+            wanted = [max(a, b) for a, b in zip(sizes, have, strict=True)]
+            self._arena = Arena(self._device, wanted)
+            self._sizes = wanted
+        return self._arena.addresses
+
+    def close(self) -> None:
+        if self._arena is not None:
+            self._arena.close()
+        self._arena, self._sizes = None, []
+
+
+class CudaProgram(base.Program):
+    """A recorded forward pass over a pool."""
+
+    def __init__(
+        self, device: Device, lowered: Lowered, kv: CudaKVPool, n_ctx: int, n_vocab: int
+    ) -> None:
+        """``n_vocab`` counts the tokens that the embedding knows."""
+        self._device = device
+        self._kv = kv
+        self._n_ctx = n_ctx
+        self._n_tokens = n_vocab
+        self._lowered = lowered
+        self.n_vocab = lowered.buffers[lowered.result.buffer].width
+        self._ropes = [RopeTable(r, n_ctx) for r in lowered.ropes]
+        self._builder = Builder(device, lowered, kv)
+        self._plans: OrderedDict[tuple[Shape, bool], _Plan] = OrderedDict()
+        self._small = _Room(device, self._plans.clear)
+        self._large = _Room(device, lambda: None)
+        self._staging = device.pinned(1 << 16)
+        self._logits = device.pinned(4 * self.n_vocab).view(np.float32)
+        self._best = device.pinned(4 * MOST_PADDED).view(np.int32)
+        self.n_launches = 0  # of the last step, a graph's counted one by one
+
+    def width(self, most: int) -> int:
+        # One pass over the weights serves 16 tokens; more go to the kernel for prompts.
+        return MOST_PADDED if MOST_PADDED < most < 2 * MOST_PADDED else most
+
+    def run(self, batch: base.Batch) -> base.F32:
+        """One step.
+
+        Raises:
+            RequestError: a token id outside the vocabulary.
+            BackendError: the batch does not suit context and pool; nothing was written then. Or
+                the device failed.
+            OutOfMemoryError: no memory is left for so large a step.
+        """
+        check(batch, self._n_tokens, self._n_ctx, self._kv.n_pages)
+        self.best = None
+        n = len(batch.outputs)
+        if batch.n_tokens == 0:
+            return np.zeros((0, self.n_vocab), np.float32)
+        shape = padded_shape(batch, self._builder.tilings(batch.n_tokens))
+        want_best = batch.want_best and n > 0
+        plan, addresses = self._plan(shape, want_best)
+        self._upload(plan, batch, addresses)
+        self._go(plan)
+        if n == 0:
+            return np.zeros((0, self.n_vocab), np.float32)
+        if want_best:
+            self._best = self._host(self._best, n).view(np.int32)
+            self._device.download(self._best[:n], addresses.best)
+            self.best = self._best[:n].copy()
+        self._logits = self._host(self._logits, n * self.n_vocab).view(np.float32)
+        logits = self._logits[: n * self.n_vocab].reshape(n, self.n_vocab)
+        self._device.download(logits, addresses.buffers[self._lowered.result.buffer])
+        return logits
+
+    def _host(self, array: npt.NDArray[np.generic], n: int) -> npt.NDArray[np.generic]:
+        """``array``, or a larger one for ``n`` words."""
+        if len(array) >= n:
+            return array
+        return self._device.pinned(4 * max(n, 2 * len(array))).view(array.dtype)
+
+    def _plan(self, shape: Shape, want_best: bool) -> tuple[_Plan, Addresses]:
+        tilings = self._builder.tilings(shape.n_tokens)
+        block = Block(shape, tilings, [r.width for r in self._ropes])
+        addresses = self._addresses(shape, block)
+        key = (shape, want_best)
+        plan = self._plans.get(key) if shape.padded else None
+        if plan is None:
+            plan = _Plan(block, self._builder.build(shape, block, addresses, want_best))
+            if shape.padded:
+                self._plans[key] = plan
+                if len(self._plans) > _MOST_PLANS:
+                    self._plans.popitem(last=False)
+        else:
+            self._plans.move_to_end(key)
+        self.n_launches = len(plan.launches)
+        return plan, addresses
+
+    def _addresses(self, shape: Shape, block: Block) -> Addresses:
+        room = self._small if shape.padded else self._large
+        tokens = MOST_PADDED if shape.padded else shape.n_tokens
+        outputs = MOST_PADDED if shape.padded else shape.n_outputs
+        counts = [bucket(outputs) if b.gathered else bucket(tokens) for b in self._lowered.buffers]
+        sizes = [row_bytes(b, n) for b, n in zip(self._lowered.buffers, counts, strict=True)]
+        parts, best = self._builder.scratch_bytes(shape)
+        found = room.fit([block.nbytes, parts, best, *sizes])
+        return Addresses(found[0], found[1], found[2], found[3:])
+
+    def _upload(self, plan: _Plan, batch: base.Batch, addresses: Addresses) -> None:
+        n_pos = int(batch.positions.max()) + 1
+        turns = [r.upto(n_pos)[batch.positions] for r in self._ropes]
+        size = plan.block.nbytes
+        if size > len(self._staging):
+            self._staging = self._device.pinned(2 * size)
+        plan.block.fill(self._staging[:size], batch, turns)
+        self._device.upload(addresses.step, self._staging[:size])
+
+    def _go(self, plan: _Plan) -> None:
+        plan.uses += 1
+        if plan.graph is None and plan.uses == 2 and plan.block.shape.padded:
+            # Not the first time: kernels that were never launched are still being loaded then.
+            plan.graph = self._device.capture(plan.launches)
+        if plan.graph is not None:
+            plan.graph.replay()
+            return
+        for launch in plan.launches:
+            self._device.launch(launch)
