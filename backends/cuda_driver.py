@@ -7,7 +7,6 @@ through cuda.bindings, as addresses are all that kernels need.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -18,38 +17,36 @@ import numpy.typing as npt
 from edgerun.backends import cuda_kernels
 from edgerun.backends.base import Memory
 from edgerun.backends.cuda_device import Bytes, Device, Graph, Launch
+from edgerun.backends.host import nvidia_driver
 from edgerun.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
-__all__ = ["CudaDevice", "NoDeviceError", "open_device"]
+__all__ = ["CudaDevice", "open_device"]
 
 #: Turing, the first with int8 tensor cores; also the oldest that CUDA 13 compiles for.
 OLDEST = (7, 5)
 _INSTALL = "pip install 'edgerun[cuda]'"
 
 
-class NoDeviceError(BackendUnavailableError):
-    """There is nothing to use: no driver, no GPU, or the optional packages are not installed."""
-
-
 def open_device(index: int = 0) -> CudaDevice:
     """GPU ``index`` of those that ``CUDA_VISIBLE_DEVICES`` leaves.
 
     Raises:
-        NoDeviceError: there is none.
-        BackendUnavailableError: driver or GPU are too old, or NVRTC is missing.
+        BackendUnavailableError: no driver, no GPU, too old ones, or a Python package is missing.
     """
-    if not _has_driver():
-        raise NoDeviceError("no NVIDIA driver is installed")
+    if not nvidia_driver():
+        raise BackendUnavailableError("no NVIDIA driver is installed")
     try:
         from cuda.bindings import driver
         from cuda.core import Device as CoreDevice
     except ImportError as e:
-        raise NoDeviceError(f"a driver is here, but not {e.name or e}: {_INSTALL}") from None
+        raise BackendUnavailableError(
+            f"a driver is here, but not {e.name or e}: {_INSTALL}"
+        ) from None
     except RuntimeError as e:  # cuda.pathfinder: a driver library that cannot be loaded
-        raise NoDeviceError(f"the NVIDIA driver cannot be loaded: {_line(e)}") from None
+        raise BackendUnavailableError(f"the NVIDIA driver cannot be loaded: {_line(e)}") from None
     (status,) = driver.cuInit(0)
     if int(status):
-        raise NoDeviceError(f"the NVIDIA driver finds no GPU: {_name(driver, status)}")
+        raise BackendUnavailableError(f"the NVIDIA driver finds no GPU: {_name(driver, status)}")
     _check_driver(driver)
     try:
         device = CoreDevice(index)
@@ -63,17 +60,6 @@ def open_device(index: int = 0) -> CudaDevice:
             f"{_dots(OLDEST)} is the oldest that works (GeForce RTX 20, GTX 16)"
         )
     return CudaDevice(device, driver)
-
-
-def _has_driver() -> bool:
-    """Whether the driver's library is there: importing cuda.core to learn that takes long."""
-    if sys.platform == "darwin":
-        return False
-    try:
-        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
-    except OSError:
-        return False
-    return True
 
 
 def _check_driver(driver: Any) -> None:
