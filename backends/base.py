@@ -44,7 +44,9 @@ PAGE_SIZE = 32
 
 Tensor: TypeAlias = Any  # an activation, [n_tokens, width]; only the backend looks inside
 Weight: TypeAlias = Any  # what Backend.upload returned
-Role: TypeAlias = Literal["matrix", "embedding", "vector"]
+#: What a tensor is for. ``gate`` and the ``up`` right behind it are matrices that one ops.linear
+#: multiplies and one ops.glu combines: a backend may keep them as one.
+Role: TypeAlias = Literal["matrix", "gate", "up", "embedding", "vector"]
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
 

@@ -30,21 +30,32 @@ __all__ = [
     "Prologue", "Ref", "Vector", "WriteKV", "lower",
 ]  # fmt: skip
 
-Epilogue = Literal["store", "add", "silu", "gelu", "softcap"]
+Takes = Literal["acts", "f32"]
+Epilogue = Literal["store", "add", "silu", "gelu"]
 #: Rows of a tile of a matrix: results of matrices that share a buffer begin at multiples of it.
 TILE = 16
 
 
 @dataclass(eq=False)
 class Matrix:
-    """A matrix on the device: ``ptr`` is the address of its tiles, one behind another."""
+    """A matrix on the device: ``ptr`` is the address of its tiles, one behind another.
+
+    Attributes:
+        n_out, n_in: rows and columns.
+        type: ggml type id of what lies there.
+        nbytes: of its tiles.
+        takes: what a product with it reads.
+        twin: the other one of a gate and the projection beside it, which share their tiles: 8 rows
+            of each.
+    """
 
     ptr: int
     n_out: int
     n_in: int
-    type: int  # ggml type id of what lies there
+    type: int
     nbytes: int
-    takes: Literal["acts", "f32"] = "acts"  # what a product with it reads
+    takes: Takes = "acts"
+    twin: Matrix | None = None
 
 
 @dataclass(eq=False)
@@ -123,7 +134,6 @@ class Matmul:
     out: Ref = NOWHERE
     epilogue: Epilogue = "store"
     residual: Ref | None = None
-    softcap: float = 0.0
 
 
 @dataclass
@@ -168,12 +178,13 @@ Op = Embed | Prologue | Matmul | Glu | WriteKV | Attend
 
 @dataclass
 class Lowered:
-    """The ops in order, the buffers they name by index, the ropes; ``result`` holds the logits, or
-    the hidden states of a program without a head."""
+    """The ops in order, the buffers they name by index, the ropes. ``result`` holds the logits, to
+    be capped at ``softcap`` if that is above 0, or the states of a program without a head."""
 
     ops: list[Op]
     buffers: list[Buffer]
     result: Ref
+    softcap: float
     ropes: list[Rope]
 
 
@@ -191,6 +202,7 @@ class _Lowering:
         self.buffers: list[Buffer] = []
         self.ropes: list[Rope] = []
         self.result: Ref | None = None
+        self.softcap = 0.0
         self._refs: dict[int, Ref] = {}  # of nodes that were computed, by id
         self._inputs: dict[int, _Input] = {}
 
@@ -200,7 +212,7 @@ class _Lowering:
                 getattr(self, "_" + n.kind)(n)
         if self.result is None:
             raise ValueError("forward must end in ops.logits or ops.hidden")
-        return Lowered(self.ops, self.buffers, self.result, self.ropes)
+        return Lowered(self.ops, self.buffers, self.result, self.softcap, self.ropes)
 
     def _new(self, width: int, gathered: bool, acts: bool = False) -> Ref:
         self.buffers.append(Buffer(width, gathered, acts))
@@ -238,7 +250,7 @@ class _Lowering:
         op.sum = self._place(n)
         return op
 
-    def _input(self, n: Node, takes: Literal["acts", "f32"]) -> Ref:
+    def _input(self, n: Node, takes: Takes) -> Ref:
         """Where a matrix reads ``n``; made by one op for all matrices that do."""
         found = self._inputs.get(id(n))
         if found is None:
@@ -311,20 +323,18 @@ class _Lowering:
 
     def _glu(self, n: Node) -> None:
         gate, up = n.args
-        if glu_linear(gate) and _together(gate.data["weight"], up.data["weight"]):
+        if glu_linear(gate) and gate.data["weight"].twin is up.data["weight"]:
             op = self._matmul([gate, up])
             op.epilogue, op.out = n.data["act"], self._place(n)
             return
-        if glu_linear(gate):
+        if id(gate) not in self._refs:
             self._linear(gate)
         refs = self._ref(gate), self._ref(up)
         self.ops.append(Glu(*refs, self._place(n), n.width, n.data["act"], n.gathered))
 
     def _logits(self, n: Node) -> None:
-        op = self._matmul([n])
-        if n.data["softcap"] > 0:
-            op.epilogue, op.softcap = "softcap", n.data["softcap"]
-        op.out = self.result = self._place(n)
+        self._matmul([n]).out = self.result = self._place(n)
+        self.softcap = n.data["softcap"]
 
     def _hidden(self, n: Node) -> None:
         if not n.gathered:
@@ -354,11 +364,6 @@ class _Lowering:
 
 def _norm(n: Node) -> Norm:
     return Norm(n.data["weight"], n.data["eps"])
-
-
-def _together(a: Matrix, b: Matrix) -> bool:
-    """Whether one launch takes both: any two types of quantized ones, one type of others."""
-    return a.takes == b.takes and (a.takes == "acts" or a.type == b.type)
 
 
 def _only_matrices_read(n: Node) -> bool:
@@ -405,4 +410,4 @@ def _share(p: Lowered) -> Lowered:
     for op in p.ops:
         for f, ref in _refs(op, _READS + _WRITES).items():
             setattr(op, f, Ref(slot[ref.buffer], ref.at))
-    return Lowered(p.ops, buffers, Ref(slot[p.result.buffer], p.result.at), p.ropes)
+    return Lowered(p.ops, buffers, Ref(slot[p.result.buffer], p.result.at), p.softcap, p.ropes)

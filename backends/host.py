@@ -27,7 +27,7 @@ def host_memory() -> Memory:
 
 
 def nvidia_driver() -> bool:
-    """Whether the NVIDIA driver's library is here. Asking cuda.core takes a hundred times longer."""
+    """Whether the NVIDIA driver's library is here: asking cuda.core takes much longer."""
     if sys.platform == "darwin":
         return False
     try:
