@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.backends import base, cuda_kernels, cuda_weights
+from edgerun.backends import base, cuda_attention, cuda_kernels, cuda_linear
 from edgerun.backends.cuda_device import Arena, Device
 from edgerun.backends.cuda_driver import open_device
 from edgerun.backends.cuda_kv import CudaKVPool
 from edgerun.backends.cuda_launch import repack
 from edgerun.backends.cuda_program import CudaProgram
-from edgerun.backends.cuda_recorder import TILE, Attend, Embed, Matrix, Vector, lower
+from edgerun.backends.cuda_recorder import TILE, Attend, Embed, Matrix, Takes, Vector, lower
 from edgerun.backends.recorder import Recorder
 from edgerun.errors import BackendError, UnsupportedModelError
 from edgerun.gguf import GGMLType, dequantize
@@ -73,31 +73,23 @@ class CudaBackend(base.Backend):
         share a launch. What ``taken`` raises ends it, and nothing of this call stays."""
         keys = {name: f"{role == 'vector'}:{t.key}" for name, (t, role) in tensors.items()}
         fresh = {keys[name]: found for name, found in tensors.items()}
-        matrices = {k: t for k, (t, role) in fresh.items() if role != "vector"}
+        packs = _packs([(k, t, role) for k, (t, role) in fresh.items() if role != "vector"])
         vectors = {k: t for k, (t, role) in fresh.items() if role == "vector"}
-        found = {k: self._matrix(t) for k, t in matrices.items()}
-        total = sum(m.nbytes for m in found.values())
+        total = sum(p.nbytes for p in packs)
         room = Arena(self.device, [total, *(4 * v.shape[0] for v in vectors.values())])
-        handles: dict[str, Matrix | Vector] = {**found}
+        handles: dict[str, Matrix | Vector] = {}
         try:
             at = room.addresses[0]
-            for matrix in found.values():
-                matrix.ptr = at
-                at += matrix.nbytes
+            for pack in packs:
+                handles.update(pack.place(at))
+                at += pack.nbytes
             for (key, tensor), address in zip(vectors.items(), room.addresses[1:], strict=True):
                 handles[key] = self._vector(tensor, address, taken)
-            self._pack([(found[k], t) for k, t in matrices.items()], taken)
+            self._repack(packs, taken)
         except BaseException:
             room.close()
             raise
         return {name: handles[key] for name, key in keys.items()}
-
-    def _matrix(self, tensor: base.RawTensor) -> Matrix:
-        """A handle whose address is still open. A type without a kernel is widened to float32."""
-        n_out, n_in = tensor.shape
-        kind = tensor.type if tensor.type in cuda_weights.LINEAR_TYPES else _F32
-        nbytes = -(-n_out // TILE) * cuda_weights.tile_bytes(kind, n_in)
-        return Matrix(0, n_out, n_in, kind, nbytes, cuda_weights.takes(kind))
 
     def _vector(self, tensor: base.RawTensor, address: int, taken: base.Taken | None) -> Vector:
         values = _widened(tensor, tensor.data).reshape(-1)
@@ -106,28 +98,24 @@ class CudaBackend(base.Backend):
             taken(tensor, 0, len(tensor.data))
         return Vector(address, len(values))
 
-    def _pack(
-        self, matrices: Sequence[tuple[Matrix, base.RawTensor]], taken: base.Taken | None
-    ) -> None:
+    def _repack(self, packs: Sequence[_Pack], taken: base.Taken | None) -> None:
         """Bring the file's rows over slice by slice, in the file's order."""
-        if not matrices:
+        if not packs:
             return
-        ordered = sorted(matrices, key=lambda m: m[1].data.ctypes.data)
-        rows = [_slice_rows(*m) for m in ordered]
-        staging = self.device.alloc(
-            max(n * _row_bytes(*m) for n, m in zip(rows, ordered, strict=True))
-        )
+        staging = self.device.alloc(max(p.slice_rows * p.row_bytes * len(p.tensors) for p in packs))
         try:
-            for n, (matrix, tensor) in zip(rows, ordered, strict=True):
-                for start in range(0, matrix.n_out, n):
-                    stop = min(start + n, matrix.n_out)
-                    data = tensor.data[start:stop]
-                    if matrix.type != tensor.type:
-                        data = _widened(tensor, data)
-                    self.device.upload(staging, np.ascontiguousarray(data))
-                    self.device.launch(repack(self.device, matrix, staging, start, stop))
+            for p in sorted(packs, key=lambda p: p.tensors[0].data.ctypes.data):
+                for start in range(0, p.n_out, p.slice_rows):
+                    stop = min(start + p.slice_rows, p.n_out)
+                    addresses = [staging + i * p.slice_rows * p.row_bytes for i in (0, 1)]
+                    for tensor, address in zip(p.tensors, addresses, strict=False):
+                        self.device.upload(address, p.rows(tensor, start, stop))
+                    launch = repack(self.device, p.type, p.n_in, addresses[: len(p.tensors)],
+                                    p.address(start), stop - start)  # fmt: skip
+                    self.device.launch(launch)
                     if taken is not None:
-                        taken(tensor, start, stop)
+                        for tensor in p.tensors:
+                            taken(tensor, start, stop)
         finally:
             self.device.free(staging)
 
@@ -152,10 +140,10 @@ class CudaBackend(base.Backend):
         forward(recorder)
         lowered = lower(recorder)
         longest = max((x.spec.head_dim for x in lowered.ops if isinstance(x, Attend)), default=0)
-        if longest > cuda_kernels.MAX_HEAD_DIM:
+        if longest > cuda_attention.MAX_HEAD_DIM:
             raise UnsupportedModelError(
                 f"heads of {longest} dimensions: the cuda backend takes up to "
-                f"{cuda_kernels.MAX_HEAD_DIM}; use --backend cpu"
+                f"{cuda_attention.MAX_HEAD_DIM}; use --backend cpu"
             )
         n_vocab = next(x.weight.n_out for x in lowered.ops if isinstance(x, Embed))
         return CudaProgram(self.device, lowered, kv, n_ctx, n_vocab)
@@ -164,15 +152,67 @@ class CudaBackend(base.Backend):
         self._close()
 
 
-def _row_bytes(matrix: Matrix, tensor: base.RawTensor) -> int:
-    """Bytes of a row as it comes to the device."""
-    return tensor.data.shape[-1] if matrix.type == tensor.type else 4 * matrix.n_in
+class _Pack:
+    """A matrix, or a gate with its twin, on its way to the device."""
+
+    def __init__(self, keys: Sequence[str], tensors: Sequence[base.RawTensor]) -> None:
+        self.tensors = list(tensors)
+        self._keys = keys
+        first = tensors[0]
+        self.n_out, self.n_in = first.shape
+        native = first.type in (*cuda_linear.QUANTIZED_TYPES, *cuda_linear.FLOAT_TYPES)
+        self.type = first.type if native else _F32  # what has no kernel is widened
+        paired = len(tensors) == 2
+        self._tile_rows = TILE // 2 if paired else TILE
+        try:
+            self._tile_bytes = cuda_linear.tile_bytes(self.type, self.n_in)
+        except ValueError as e:
+            raise UnsupportedModelError(f"tensor {first.key}: {e}") from None
+        self.nbytes = cuda_linear.packed_bytes(self.type, self.n_out, self.n_in, paired)
+        self.row_bytes = first.data.shape[-1] if native else 4 * self.n_in
+        #: Rows that come over at once, whole tiles.
+        self.slice_rows = max(1, _SLICE // (self.row_bytes * TILE)) * TILE
+        self.slice_rows = min(self.slice_rows, -(-self.n_out // TILE) * TILE)
+        self._ptr = 0
+
+    def place(self, ptr: int) -> dict[str, Matrix]:
+        """Handles by key, for tiles that will lie at ``ptr``."""
+        self._ptr = ptr
+        takes: Takes = "f32" if self.type in cuda_linear.FLOAT_TYPES else "acts"
+        found = [
+            Matrix(ptr, self.n_out, self.n_in, self.type, self.nbytes, takes) for _ in self._keys
+        ]
+        if len(found) == 2:
+            found[0].twin, found[1].twin = found[1], found[0]
+        return dict(zip(self._keys, found, strict=True))
+
+    def address(self, row: int) -> int:
+        """Where the tile that begins with ``row`` goes."""
+        return self._ptr + row // self._tile_rows * self._tile_bytes
+
+    def rows(self, tensor: base.RawTensor, start: int, stop: int) -> npt.NDArray[Any]:
+        data = tensor.data[start:stop]
+        if self.type != tensor.type:
+            return _widened(tensor, data)
+        return np.ascontiguousarray(data)
 
 
-def _slice_rows(matrix: Matrix, tensor: base.RawTensor) -> int:
-    """Rows of a slice, whole tiles."""
-    tiles = max(1, _SLICE // (_row_bytes(matrix, tensor) * TILE))
-    return min(tiles * TILE, -(-matrix.n_out // TILE) * TILE)
+def _packs(matrices: Sequence[tuple[str, base.RawTensor, base.Role]]) -> list[_Pack]:
+    """Matrices in order; a gate and the twin behind it together, if they are of one kind."""
+    packs: list[_Pack] = []
+    i = 0
+    while i < len(matrices):
+        key, tensor, role = matrices[i]
+        after = matrices[i + 1] if i + 1 < len(matrices) else None
+        if role == "gate" and after and after[2] == "up":
+            twin = after[1]
+            if (twin.type, twin.shape) == (tensor.type, tensor.shape):
+                packs.append(_Pack((key, after[0]), (tensor, twin)))
+                i += 2
+                continue
+        packs.append(_Pack((key,), (tensor,)))
+        i += 1
+    return packs
 
 
 def _widened(tensor: base.RawTensor, rows: npt.NDArray[np.uint8]) -> base.F32:

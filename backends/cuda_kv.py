@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgerun.backends import base
+from edgerun.backends.cuda_attention import kv_part_bytes
 from edgerun.backends.cuda_device import Device, aligned
-from edgerun.backends.cuda_kernels import kv_part_bytes
 from edgerun.errors import OutOfMemoryError
 
 __all__ = ["CudaKVPool"]

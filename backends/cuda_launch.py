@@ -5,14 +5,13 @@ The order of a kernel's arguments here is the kernel's own; ``kernels_cuda`` doc
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from edgerun.backends import cuda_kernels, cuda_weights
+from edgerun.backends import cuda_attention, cuda_linear
 from edgerun.backends.base import Attention
 from edgerun.backends.cuda_device import Device, Launch
 from edgerun.backends.cuda_kv import CudaKVPool
@@ -32,13 +31,14 @@ from edgerun.backends.cuda_recorder import (
     WriteKV,
 )
 from edgerun.backends.cuda_step import MOST_PADDED, Block, Shape, Tiling
+from edgerun.errors import BackendError
 
 __all__ = ["Addresses", "Builder", "row_bytes", "runs"]
 
-_LOG2E = math.log2(math.e)
-_KV = {"f16": 0, "q8_0": 1, "q4r": 2}
-_EPILOGUE = {"store": 0, "add": 0, "silu": 1, "gelu": 2, "softcap": 3}
-_ACT = {"silu": 1, "gelu": 2}
+_EPILOGUE = {"store": 0, "add": 0, "silu": 1, "gelu": 2}
+_PAIRED = ("silu", "gelu")
+#: Blocks that look for the largest logit of a row.
+_CHUNKS = 32
 #: Most bytes that splits of attention may leave for the merge; beyond, rows are not split.
 _MOST_PARTS = 256 << 20
 
@@ -51,13 +51,8 @@ ptr, i32, i64, f32 = np.uint64, np.int32, np.int64, np.float32
 def row_bytes(buffer: Buffer, n_tokens: int) -> int:
     """Bytes of a buffer for ``n_tokens`` rows."""
     if buffer.acts:
-        return cuda_weights.act_bytes(buffer.width, n_tokens)
+        return cuda_linear.activation_bytes(n_tokens, buffer.width)
     return 4 * buffer.width * n_tokens
-
-
-def padded_dim(head_dim: int) -> int:
-    """A head's dimensions as attention's kernels count them."""
-    return -(-head_dim // 32) * 32
 
 
 class Addresses(NamedTuple):
@@ -120,21 +115,19 @@ class Builder:
 
     @staticmethod
     def _tiling(spec: Attention, n_tokens: int) -> Tiling:
-        group = spec.n_heads // spec.n_kv_heads
-        if n_tokens <= MOST_PADDED:
-            return Tiling(group, 16)
-        mt, groups = cuda_kernels.prefill_tile(spec.head_dim)
-        return Tiling(group, 16 * mt * groups)
+        return Tiling(spec.n_heads // spec.n_kv_heads, _tile(spec, n_tokens))
 
     def scratch_bytes(self, shape: Shape) -> tuple[int, int]:
         """Bytes for attention's splits and for the best ids."""
         parts = [self._parts(s, shape) for s in self._specs if self._splits(s, shape)]
-        return max(parts, default=0), cuda_kernels.argmax_bytes(shape.n_outputs)
+        best = 4 * -(-shape.n_outputs // 64) * 64 + 8 * _CHUNKS * shape.n_outputs
+        return max(parts, default=0), best
 
     @staticmethod
     def _parts(spec: Attention, shape: Shape) -> int:
-        width = spec.n_heads * (padded_dim(spec.head_dim) + 2)
-        return 4 * shape.n_splits * shape.n_tokens * width
+        return 4 * cuda_attention.part_floats(
+            shape.n_splits, shape.n_tokens, spec.n_heads, spec.head_dim
+        )
 
     def _splits(self, spec: Attention, shape: Shape) -> bool:
         """Whether blocks share the tokens of a row, at the price of a merge."""
@@ -166,8 +159,7 @@ class Builder:
         for op in self._program.ops:
             if not op.gathered or shape.n_outputs:
                 self._op(step, op)
-        if want_best:
-            self._argmax(step)
+        self._finish(step, want_best)
         return step.launches
 
     def _op(self, step: _Step, op: Op) -> None:
@@ -200,102 +192,174 @@ class Builder:
         return step.shape.n_outputs if op.gathered else step.shape.n_tokens
 
     def _embed(self, step: _Step, op: Embed) -> None:
-        w, n = op.weight, step.shape.n_tokens
-        name, grid, block = cuda_weights.rows_launch(w.type, w.n_in, n)
-        args = (ptr(w.ptr), step.input("tokens"), self._address(step, op.out), i32(w.n_in),
-                self._stride(op.out), f32(op.scale))  # fmt: skip
-        self._emit(step, name, grid, block, args)
-
-    def _matmul(self, step: _Step, op: Matmul) -> None:
-        found = runs(op.weights)
-        if op.epilogue in ("silu", "gelu"):
-            self._product(step, op, 0, op.weights[0], op.weights[1], op.weights[0].n_out)
-            return
-        at = [0]
-        for w in op.weights:
-            at.append(at[-1] + -(-w.n_out // TILE) * TILE)
-        ends = [at[i] + w.n_out for i, w in enumerate(op.weights)]
-        for a, b in zip(found[::2], [*found[1::2], None], strict=False):
-            last = b or a
-            rows = ends[last.first + last.n - 1] - at[a.first]
-            second = op.weights[b.first] if b else None
-            tiles_b = (at[b.first + b.n] - at[b.first]) // TILE if b else 0
-            tiles_a = (at[a.first + a.n] - at[a.first]) // TILE
-            self._product(
-                step, op, at[a.first], op.weights[a.first], second, rows, tiles_a, tiles_b
-            )
-
-    def _product(
-        self, step: _Step, op: Matmul, at: int, a: Matrix, b: Matrix | None, rows: int,
-        tiles_a: int = 0, tiles_b: int = 0,
-    ) -> None:  # fmt: skip
-        raise NotImplementedError
+        w = op.weight
+        args = (ptr(w.ptr), step.input("tokens"), self._address(step, op.out), i32(w.n_out),
+                i32(w.n_in), self._stride(op.out), f32(op.scale))  # fmt: skip
+        grid = (step.shape.n_tokens, -(-w.n_in // cuda_linear.CHUNK), 1)
+        self._emit(step, f"unpack_rows<{w.type}>", grid, (32, 1, 1), args)
 
     def _prologue(self, step: _Step, op: Prologue) -> None:
-        raise NotImplementedError
+        """Floats first, if both are wanted: the digits are then made of them."""
+        x, y, norm_y, total = op.x, op.y, op.norm_y, op.sum
+        scale, norm, gather = op.scale, op.norm, op.gather
+        for out in (op.out, op.acts):
+            if out is None:
+                continue
+            is_acts = out is op.acts
+            wy, eps_y = _norm_args(norm_y)
+            w, eps = _norm_args(norm)
+            args = (
+                self._address(step, x), self._stride(x), self._address(step, y), self._stride(y),
+                step.input("outputs") if gather else ptr(0), wy, eps_y,
+                self._address(step, total), self._stride(total), f32(scale), w, eps,
+                i32(norm.weight.size if norm else 0), self._address(step, out),
+                self._stride(out), i32(op.width),
+            )  # fmt: skip
+            name, threads = tokenwise(op.width, is_acts)
+            self._emit(step, name, (self._count(step, op), 1, 1), (threads, 1, 1), args)
+            x, y, norm_y, total = out, None, None, None
+            scale, norm, gather = 1.0, None, False
+
+    def _matmul(self, step: _Step, op: Matmul) -> None:
+        first = op.weights[0]
+        if op.epilogue in _PAIRED:
+            self._product(step, op, 0, first, None, -(-first.n_out // (TILE // 2)), 0)
+            return
+        if any(w.twin for w in op.weights):
+            raise BackendError("a gate and its twin take part in nothing but a gated unit")
+        found = runs(op.weights)
+        nth = 0
+        while nth < len(found):
+            a = found[nth]
+            # Quantized matrices of another type may follow in the same launch.
+            b = found[nth + 1] if first.takes == "acts" and nth + 1 < len(found) else None
+            self._run(step, op, a, b)
+            nth += 2 if b else 1
+
+    def _run(self, step: _Step, op: Matmul, a: Run, b: Run | None) -> None:
+        tiles = [-(-w.n_out // TILE) for w in op.weights]
+        tiles_a = sum(tiles[a.first : a.first + a.n])
+        tiles_b = sum(tiles[b.first : b.first + b.n]) if b else 0
+        second = op.weights[b.first] if b else None
+        start = sum(tiles[: a.first])
+        self._product(step, op, start, op.weights[a.first], second, tiles_a, tiles_b)
+
+    def _product(
+        self, step: _Step, op: Matmul, start: int, a: Matrix, b: Matrix | None, tiles_a: int,
+        tiles_b: int,
+    ) -> None:  # fmt: skip
+        """One launch: tiles of ``a`` and what lies behind it, then of ``b``; ``start`` of the
+        results' tiles come before."""
+        n, tiles, k = self._count(step, op), tiles_a + tiles_b, a.n_in
+        width = self._program.buffers[op.out.buffer].width
+        rows = a.n_out if op.epilogue in _PAIRED else min(tiles * TILE, width - op.out.at)
+        if op.residual is not None and self._stride(op.residual) != self._stride(op.out):
+            raise BackendError("a residual lies otherwise than its sum")
+        bias = self._biases.get(id(op))
+        out = Ref(op.out.buffer, op.out.at + start * TILE)
+        args = (
+            self._address(step, op.x), ptr(bias + 4 * start * TILE if bias else 0),
+            self._address(step, op.residual), self._address(step, out), i32(tiles_a), i32(tiles),
+            i32(-(-k // cuda_linear.GROUP)), i32(n), i32(rows), self._stride(out),
+            i32(_EPILOGUE[op.epilogue]),
+        )  # fmt: skip
+        second = b or a
+        args = (ptr(a.ptr), ptr(second.ptr), *args)
+        if n <= MOST_PADDED:
+            warps, share = cuda_linear.split(k)
+            name = f"qmm<{a.type},{second.type},{1 if n <= 8 else 2}>"
+            self._emit(step, name, (-(-tiles // share), 1, 1), (32, warps, share), args)
+        else:
+            grid = (-(-n // 64), -(-tiles // 8), 1)
+            self._emit(step, f"qgemm<{a.type},{second.type}>", grid, (32, 8, 1), args)
 
     def _glu(self, step: _Step, op: Glu) -> None:
         raise NotImplementedError
 
-    def _argmax(self, step: _Step) -> None:
-        raise NotImplementedError
+    def _finish(self, step: _Step, want_best: bool) -> None:
+        """The soft-cap of logits and their largest."""
+        p, n = self._program, step.shape.n_outputs
+        if not n or not (want_best or p.softcap > 0):
+            return
+        chunks = _CHUNKS
+        logits, ld = self._address(step, p.result), self._stride(p.result)
+        parts = ptr(step.at.best + 4 * -(-n // 64) * 64)
+        args = (logits, ld, ld, f32(p.softcap), parts)
+        self._emit(step, "argmax_part", (chunks, n, 1), (256, 1, 1), args)
+        if want_best:
+            best = (parts, i32(chunks), ptr(step.at.best))
+            self._emit(step, "argmax", (n, 1, 1), (256, 1, 1), best)
 
     def _write_kv(self, step: _Step, op: WriteKV) -> None:
         spec = op.spec
-        dim = padded_dim(spec.head_dim)
         layer = self._kv.layers[op.layer]
         rope = self._program.ropes[op.rope] if op.rope >= 0 else None
         turns = step.input(f"turns{op.rope}") if rope else ptr(0)
         q_norm, eps_q = _norm_args(op.q_norm)
         k_norm, eps_k = _norm_args(op.k_norm)
-        # Attention's exponentials are powers of two; a soft-cap's tanh takes 2x.
-        scale = spec.scale * _LOG2E
-        if spec.softcap > 0:
-            scale = 2 * scale / spec.softcap
+        scale, _ = cuda_attention.query_scale(spec.scale, spec.softcap)
         args = (
             self._address(step, op.q), self._address(step, op.k), self._address(step, op.v),
-            self._stride(op.q), self._stride(op.k), self._stride(op.v),
-            turns, q_norm, k_norm, eps_q, eps_k, f32(scale), self._address(step, op.out),
-            ptr(self._kv.ptr), i64(self._kv.page_bytes), i64(layer.k), i64(layer.v),
-            step.input("pages"), i32(step.shape.n_pages), step.input("row_of"),
-            step.input("kvpos"), i32(spec.n_heads), i32(spec.n_kv_heads), i32(spec.head_dim),
-            i32(rope.n_rot if rope else 0), i32(rope.interleaved if rope else 0),
+            self._stride(op.q), turns, q_norm, k_norm, eps_q, eps_k, f32(scale),
+            self._address(step, op.out), ptr(self._kv.ptr), i64(self._kv.page_bytes),
+            i64(layer.k), i64(layer.v), step.input("pages"), i32(step.shape.n_pages),
+            step.input("row_of"), step.input("kvpos"), i32(spec.n_heads), i32(spec.n_kv_heads),
+            i32(spec.head_dim), i32(rope.n_rot if rope else 0),
+            i32(rope.interleaved if rope else 0),
         )  # fmt: skip
-        name = f"rope_kv<{_KV[self._kv.kv_type]}>"
+        dims = cuda_attention.padded_head(spec.head_dim)
         grid = (step.shape.n_tokens, spec.n_heads + spec.n_kv_heads, 1)
-        self._emit(step, name, grid, (dim, 1, 1), args)
+        name = cuda_attention.rope_kv_name(self._kv.kv_type)
+        self._emit(step, name, grid, (dims, 1, 1), args)
 
     def _attend(self, step: _Step, op: Attend) -> None:
         spec, shape = op.spec, step.shape
-        dim, kv = padded_dim(spec.head_dim), _KV[self._kv.kv_type]
         split = self._splits(spec, shape)
-        tiling = self._tiling(spec, shape.n_tokens)
-        nth = self.tilings(shape.n_tokens).index(tiling)
-        mt, groups = (1, 1) if shape.padded else cuda_kernels.prefill_tile(spec.head_dim)
+        tile = _tile(spec, shape.n_tokens)
+        nth = self.tilings(shape.n_tokens).index(self._tiling(spec, shape.n_tokens))
         layer = self._kv.layers[op.layer]
         out = self._address(step, op.out)
+        _, softcap = cuda_attention.query_scale(spec.scale, spec.softcap)
         args = (
             self._address(step, op.q), ptr(self._kv.ptr), i64(self._kv.page_bytes),
             i64(layer.k), i64(layer.v), step.input(f"tiles{nth}"), step.input("row_start"),
             step.input("n_past"), step.input("pages"), i32(shape.n_pages), i32(shape.n_tokens),
             i32(spec.n_heads), i32(spec.n_kv_heads), i32(spec.head_dim), i32(spec.window),
-            f32(spec.softcap * _LOG2E if spec.softcap > 0 else 0.0),
-            ptr(step.at.parts) if split else out,
+            f32(softcap), ptr(step.at.parts) if split else out,
         )  # fmt: skip
         grid = (shape.n_tiles[nth], spec.n_kv_heads, shape.n_splits if split else 1)
-        name = f"attention<{dim},{kv},{mt},{groups},{int(split)}>"
-        self._emit(step, name, grid, (32, 4, groups), args)
+        name = cuda_attention.name(spec.head_dim, self._kv.kv_type, tile, split)
+        self._emit(step, name, grid, (32, 4, tile[1]), args)
+        dims = cuda_attention.padded_head(spec.head_dim)
         per_head = (shape.n_tokens, spec.n_heads, 1)
         if split:
             merge = (
                 ptr(step.at.parts), step.input("row_of"), step.input("kvpos"),
-                step.input("n_past"), i32(shape.n_tokens), i32(spec.n_heads), i32(spec.head_dim),
-                i32(spec.window), out,
+                step.input("n_past"), i32(shape.n_splits), i32(shape.n_tokens),
+                i32(spec.n_heads), i32(spec.head_dim), i32(spec.window), out,
             )  # fmt: skip
-            self._emit(step, f"attention_merge<{dim}>", per_head, (dim, 1, 1), merge)
+            name = cuda_attention.merge_name(spec.head_dim)
+            self._emit(step, name, per_head, (dims, 1, 1), merge)
         if self._kv.kv_type == "q4r":
-            self._emit(step, "rotate_heads", per_head, (dim, 1, 1), (out, i32(spec.head_dim)))
+            self._emit(step, "rotate_heads", per_head, (dims, 1, 1), (out, i32(spec.head_dim)))
+
+
+def _tile(spec: Attention, n_tokens: int) -> tuple[int, int]:
+    """Attention's tile for a step of so many tokens."""
+    return cuda_attention.tile_shape(spec.head_dim, n_tokens if n_tokens > MOST_PADDED else 1)
 
 
 def _norm_args(norm: Norm | None) -> tuple[np.uint64, np.float32]:
     return (ptr(norm.weight.ptr), f32(norm.eps)) if norm else (ptr(0), f32(0))
+
+
+def repack(
+    device: Device, kind: int, k: int, sources: Sequence[int], target: int, n_rows: int
+) -> Launch:
+    """Rows of a file, of one matrix or of a gate and its twin, to tiles at ``target``."""
+    name = f"repack<{kind}>"
+    second = sources[1] if len(sources) == 2 else 0
+    tiles = -(-n_rows // (TILE // 2 if second else TILE))
+    args = (ptr(sources[0]), ptr(second), ptr(target), i32(n_rows), i32(k))
+    grid = (-(-k // cuda_linear.CHUNK), tiles, 1)
+    return Launch(name, device.kernel(name), grid, (32, 1, 1), args)

@@ -13,16 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.backends import base
+from edgerun.backends import base, cuda_attention
 from edgerun.errors import BackendError, RequestError
 
 __all__ = [
-    "MOST_PADDED", "SPLIT", "Block", "Shape", "Tiling", "attention_tiles", "bucket", "check",
-    "padded_shape",
+    "MOST_PADDED", "Block", "Shape", "Tiling", "bucket", "check", "padded_shape",
 ]  # fmt: skip
 
-#: Tokens of a sequence that one split of attention covers.
-SPLIT = 256
 #: Most tokens of a step that is padded and replayed.
 MOST_PADDED = 16
 #: Marks a token, a tile or a page that is not there.
@@ -32,10 +29,16 @@ I32 = npt.NDArray[np.int32]
 
 
 class Tiling(NamedTuple):
-    """How attention cuts queries: ``group`` query heads share a KV head, ``rows`` fit a tile."""
+    """How attention cuts queries: ``group`` query heads share a KV head; ``tile`` is what
+    :func:`cuda_attention.tile_shape` gave."""
 
     group: int
-    rows: int
+    tile: tuple[int, int]
+
+    @property
+    def rows(self) -> int:
+        """Queries of a tile."""
+        return 16 * self.tile[0] * self.tile[1]
 
 
 @dataclass(frozen=True)
@@ -103,24 +106,16 @@ def padded_shape(batch: base.Batch, tilings: Sequence[Tiling]) -> Shape:
     """The shape a batch runs with. ``tilings`` are those of its size."""
     n, rows, outputs = batch.n_tokens, batch.n_rows, len(batch.outputs)
     longest = int((batch.n_past + np.diff(batch.row_start)).max(initial=1))
-    pages, splits = -(-longest // base.PAGE_SIZE), -(-longest // SPLIT)
+    pages, splits = -(-longest // base.PAGE_SIZE), -(-longest // cuda_attention.SPLIT)
     if n > MOST_PADDED:
-        tiles = tuple(len(attention_tiles(batch.row_start, t)) for t in tilings)
+        counts = np.diff(batch.row_start)
+        tiles = tuple(int((-(-counts * t.group // t.rows)).sum()) for t in tilings)
         return Shape(n, rows, outputs, pages, splits, tiles, False)
     n = bucket(n)
     splits = bucket(splits)
     most = tuple(n * -(-t.group // t.rows) for t in tilings)
-    pages = splits * (SPLIT // base.PAGE_SIZE)
+    pages = splits * (cuda_attention.SPLIT // base.PAGE_SIZE)
     return Shape(n, n, min(bucket(outputs), n), pages, splits, most, True)
-
-
-def attention_tiles(row_start: I32, tiling: Tiling) -> I32:
-    """int32 [n_tiles, 2]: a row and its first query, query = token in the row * group + head."""
-    counts = -(-np.diff(row_start) * tiling.group // tiling.rows)
-    rows = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
-    firsts = np.cumsum(counts) - counts
-    nth = np.arange(len(rows), dtype=np.int32) - np.repeat(firsts, counts)
-    return np.stack([rows, nth * tiling.rows], axis=1).astype(np.int32)
 
 
 class Block:
@@ -164,7 +159,7 @@ class Block:
         A padding token lies nowhere in its sequence: it writes no K and V, and nobody reads it.
         """
         n, rows = batch.n_tokens, batch.n_rows
-        counts = np.diff(batch.row_start)
+        counts, starts = np.diff(batch.row_start), batch.row_start.tolist()
         self._put(memory, "tokens", batch.tokens, 0)
         row_of = np.repeat(np.arange(rows, dtype=np.int32), counts)
         self._put(memory, "row_of", row_of, 0)
@@ -174,7 +169,8 @@ class Block:
         self._put(memory, "n_past", batch.n_past, 0)
         self._put(memory, "outputs", batch.outputs, 0)
         for i, tiling in enumerate(self._tilings):
-            self._put(memory, f"tiles{i}", attention_tiles(batch.row_start, tiling), NONE)
+            tiles = cuda_attention.query_tiles(starts, tiling.group, tiling.tile)
+            self._put(memory, f"tiles{i}", tiles, NONE)
         for i, table in enumerate(turns):
             view = self._view(memory, f"turns{i}", np.float32)
             view[:n], view[n:] = table, 0.0
