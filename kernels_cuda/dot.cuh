@@ -15,6 +15,7 @@ constexpr float MAGIC_FLOAT = 12582912.f;
 struct Columns {
   const uint8_t *first, *second;
   size_t first_stride, second_stride;
+  int tiles;  // that exist
 };
 
 template <bool SHARED, class V>
@@ -94,33 +95,28 @@ __device__ __forceinline__ void add_minima(const Scales<Q>& w, float2 x0, float2
 template <int Q, int NT, bool SHARED>
 __device__ __forceinline__ void dot_group(const Chunk<Q>& w, int c, const Columns& x, int lane, float (&o)[NT][4]) {
   const int at = (lane >> 2) * 64 + (lane & 3) * 16;
-  uint4 b[NT];
-#pragma unroll
-  for (int n = 0; n < NT; ++n) b[n] = fetch<SHARED, uint4>(x.first + n * x.first_stride + at);
   const uint32_t flags = second_flags<NT, SHARED>(x, lane);
+  const Scales<Q> scales[2] = {Scales<Q>(w, 2 * c), Scales<Q>(w, 2 * c + 1)};
+  uint32_t a[2][4];
+  fragment<Q>(w, c, 0, a[0]);
+  fragment<Q>(w, c, 1, a[1]);
 #pragma unroll
-  for (int j = 0; j < 2; ++j) {
-    const uint8_t* line = x.first + LINES_AT + j * LINE + (lane & 3) * 8;
-    const Scales<Q> scales(w, 2 * c + j);
-    uint32_t a[4];
-    fragment<Q>(w, c, j, a);
+  for (int n = 0; n < NT; ++n) {
+    const uint4 b = fetch<SHARED, uint4>(x.first + n * x.first_stride + at);
+    const uint8_t* second = x.second + min(n, x.tiles - 1) * x.second_stride + at;
 #pragma unroll
-    for (int n = 0; n < NT; ++n) {
-      const float2 d = fetch<SHARED, float2>(line + n * x.first_stride);
-      add_digit<Q>(a, word(b[n], 2 * j), word(b[n], 2 * j + 1), scales, d, o[n]);
-    }
-    if (flags & (j ? 0xff00ff00u : 0x00ff00ffu)) {
-#pragma unroll
-      for (int n = 0; n < NT; ++n) {
-        const uint2 b2 = load_const<uint2>(x.second + n * x.second_stride + at + 8 * j);
-        const float2 d2 = fetch<SHARED, float2>(line + n * x.first_stride + D2_AT);
-        add_digit<Q>(a, b2.x, b2.y, scales, d2, o[n]);
+    for (int j = 0; j < 2; ++j) {
+      const uint8_t* line = x.first + n * x.first_stride + LINES_AT + j * LINE + (lane & 3) * 8;
+      add_digit<Q>(a[j], word(b, 2 * j), word(b, 2 * j + 1), scales[j], fetch<SHARED, float2>(line), o[n]);
+      if (flags & (j ? 0xff00ff00u : 0x00ff00ffu)) {
+        const uint2 b2 = load_const<uint2>(second + 8 * j);
+        add_digit<Q>(a[j], b2.x, b2.y, scales[j], fetch<SHARED, float2>(line + D2_AT), o[n]);
       }
+      if (has_min<Q>())
+        add_minima<Q>(scales[j], fetch<SHARED, float2>(line + X0_AT), fetch<SHARED, float2>(line + X1_AT), o[n]);
     }
-    if (has_min<Q>())
-#pragma unroll
-      for (int n = 0; n < NT; ++n)
-        add_minima<Q>(scales, fetch<SHARED, float2>(line + n * x.first_stride + X0_AT),
-                      fetch<SHARED, float2>(line + n * x.first_stride + X1_AT), o[n]);
   }
 }
+
+// Warps that share the k of a row tile: chunk i is part i % parts, and parts are added in rising order.
+__device__ __forceinline__ int parts_of(int chunks) { return min(8, chunks); }

@@ -1,6 +1,6 @@
 // qmm.cu: y[T][rows] = act[T][K] * W[rows][K] for 1 to 16 tokens, W quantized.
 //
-// Chunk i of 256 k belongs to warp i % W of its block, W a function of K alone; a warp adds its chunks in rising order, then the
+// Chunk i of 256 k belongs to warp i % W of its block, W = parts_of(chunks); a warp adds its chunks in rising order, then the
 // parts of the warps are added in rising order: an output has the same bits for any number of tokens, and in qgemm.cu.
 // Reading the weights once is the cost; the products fill the time between.
 //
@@ -20,7 +20,7 @@ __device__ __forceinline__ void row_tile(const uint8_t* w, const uint8_t* act, i
     for (int c = 0; c < 4; ++c) {
       if (!whole_chunks<Q>() && 4 * i + c >= groups) break;
       const uint8_t* x = act + static_cast<size_t>(4 * i + c) * RECORD;
-      dot_group<Q, NT, false>(chunk, c, {x, x + SECOND_AT, stride, stride}, lane, o);
+      dot_group<Q, NT, false>(chunk, c, {x, x + SECOND_AT, stride, stride, NT}, lane, o);
     }
   }
 }
