@@ -1,0 +1,80 @@
+// fmm.cu: y[T][rows] = x[T][K] * W[rows][K], W and x floats: F32, F16 and BF16 weights, as they are, with float32 products.
+//
+// A lane owns a row: 32 rows, two tiles, to a warp. Chunk i of 256 k belongs to warp i % W as in qmm.cu, its products are added in
+// rising k by fma, the parts of the warps in rising order: the same bits for any number of tokens. The tensor cores have no such
+// order, and would round x.
+//
+// 16 rows make a tile: [ceil(K / 8)][16 rows][8] halves, or [ceil(K / 8) * 2][16 rows][4] floats, zeros behind K.
+// grid = (tiles / 2 / G, ceil(T / (8 NT))), block = (32, W, G): G pairs of tiles share a block.
+#include "epilogue.cuh"
+#include "formats.cuh"
+
+constexpr int STEP_BYTES = 256;  // of 16 rows: 16 bytes a row
+
+template <int Q>
+__device__ constexpr int step_k() {
+  return Q == F32 ? 4 : 8;
+}
+template <int Q>
+__device__ __forceinline__ float weight(const uint4& v, int i) {
+  if (Q == F32) return __uint_as_float(word(v, i));
+  if (Q == F16) return half_of(word(v, i >> 1), i & 1);
+  return __uint_as_float(i & 1 ? word(v, i >> 1) & 0xffff0000u : word(v, i >> 1) << 16);
+}
+
+// Four values of a token, zeros behind its end. Rows that do not start at multiples of 16 bytes are read one by one.
+__device__ __forceinline__ float4 four(const float* x, int left, bool aligned) {
+  if (aligned && left >= 4) return load_const<float4>(x);
+  float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
+  if (left > 0) v.x = __ldg(x);
+  if (left > 1) v.y = __ldg(x + 1);
+  if (left > 2) v.z = __ldg(x + 2);
+  if (left > 3) v.w = __ldg(x + 3);
+  return v;
+}
+
+template <int Q, int TOKENS>
+__device__ __forceinline__ void row_pair(const uint8_t* w, const float* x, int ldx, int k, int tokens, int warp, int W, float (&o)[TOKENS]) {
+  constexpr int K = step_k<Q>();
+  const bool aligned = (ldx & 3) == 0 && (reinterpret_cast<uintptr_t>(x) & 15) == 0;
+  for (int k0 = warp * CHUNK; k0 < k; k0 += W * CHUNK) {
+    const int end = min(k0 + CHUNK, k);
+#pragma unroll 4
+    for (int at = k0; at < end; at += K) {
+      const uint4 v = load_stream(w + static_cast<size_t>(at / K) * STEP_BYTES);
+#pragma unroll
+      for (int half = 0; half < K; half += 4)
+#pragma unroll
+        for (int n = 0; n < TOKENS; ++n) {
+          const float4 u = four(x + static_cast<size_t>(min(n, tokens - 1)) * ldx + at + half, k - at - half, aligned);
+          o[n] = __fmaf_rn(weight<Q>(v, half), u.x, o[n]);
+          o[n] = __fmaf_rn(weight<Q>(v, half + 1), u.y, o[n]);
+          o[n] = __fmaf_rn(weight<Q>(v, half + 2), u.z, o[n]);
+          o[n] = __fmaf_rn(weight<Q>(v, half + 3), u.w, o[n]);
+        }
+    }
+  }
+}
+
+template <int Q, int NT>
+__global__ void __launch_bounds__(256, 2)
+    fmm(const uint8_t* __restrict__ w, const float* __restrict__ x, const float* __restrict__ bias, const float* residual, float* y,
+        int tiles, int k, int T, int ldx, int rows, int ld, int epilogue) {
+  constexpr int TOKENS = 8 * NT, LD = 36;  // 32 rows and 4
+  __shared__ float part[8 * TOKENS * LD];
+  const int lane = threadIdx.x, warp = threadIdx.y, W = blockDim.y;
+  const int tile = 2 * (blockIdx.x * blockDim.z + threadIdx.z), token0 = blockIdx.y * TOKENS;
+  float* own = part + threadIdx.z * W * TOKENS * LD;
+  if (tile < tiles) {
+    float o[TOKENS] = {};
+    const size_t bytes = static_cast<size_t>((k + 7) / 8) * (16 * (Q == F32 ? 32 : 16));
+    const uint8_t* row = w + min(tile + (lane >> 4), tiles - 1) * bytes + (lane & 15) * 16;
+    row_pair<Q>(row, x + static_cast<size_t>(token0) * ldx, ldx, k, T - token0, warp, W, o);
+#pragma unroll
+    for (int n = 0; n < TOKENS; ++n) own[(warp * TOKENS + n) * LD + lane] = o[n];
+  }
+  __syncthreads();
+  const Output out = {bias, residual, y, rows, T, ld, epilogue};
+  for (int i = 0; i < 2 && tile + i < tiles; ++i)
+    finish_parts<TOKENS, LD>(out, own + 16 * i, W, tile + i, token0, warp * 32 + lane, 32 * W);
+}
