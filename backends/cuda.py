@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.backends import base, cuda_attention, cuda_kernels, cuda_linear
+from edgerun.backends import base, cuda_attention, cuda_kernels, cuda_weights
 from edgerun.backends.cuda_device import Arena, Device
 from edgerun.backends.cuda_driver import open_device
 from edgerun.backends.cuda_kv import CudaKVPool
 from edgerun.backends.cuda_launch import repack
 from edgerun.backends.cuda_program import CudaProgram
-from edgerun.backends.cuda_recorder import TILE, Attend, Embed, Matrix, Takes, Vector, lower
+from edgerun.backends.cuda_recorder import TILE, Attend, Embed, Matrix, Vector, lower
 from edgerun.backends.recorder import Recorder
 from edgerun.errors import BackendError, UnsupportedModelError
 from edgerun.gguf import GGMLType, dequantize
@@ -160,15 +160,15 @@ class _Pack:
         self._keys = keys
         first = tensors[0]
         self.n_out, self.n_in = first.shape
-        native = first.type in (*cuda_linear.QUANTIZED_TYPES, *cuda_linear.FLOAT_TYPES)
+        native = first.type in cuda_weights.LINEAR_TYPES
         self.type = first.type if native else _F32  # what has no kernel is widened
         paired = len(tensors) == 2
         self._tile_rows = TILE // 2 if paired else TILE
         try:
-            self._tile_bytes = cuda_linear.tile_bytes(self.type, self.n_in)
+            self._tile_bytes = cuda_weights.tile_bytes(self.type, self.n_in)
         except ValueError as e:
             raise UnsupportedModelError(f"tensor {first.key}: {e}") from None
-        self.nbytes = cuda_linear.packed_bytes(self.type, self.n_out, self.n_in, paired)
+        self.nbytes = cuda_weights.packed_bytes(self.type, self.n_out, self.n_in, paired)
         self.row_bytes = first.data.shape[-1] if native else 4 * self.n_in
         #: Rows that come over at once, whole tiles.
         self.slice_rows = max(1, _SLICE // (self.row_bytes * TILE)) * TILE
@@ -178,7 +178,7 @@ class _Pack:
     def place(self, ptr: int) -> dict[str, Matrix]:
         """Handles by key, for tiles that will lie at ``ptr``."""
         self._ptr = ptr
-        takes: Takes = "f32" if self.type in cuda_linear.FLOAT_TYPES else "acts"
+        takes = cuda_weights.takes(self.type)
         found = [
             Matrix(ptr, self.n_out, self.n_in, self.type, self.nbytes, takes) for _ in self._keys
         ]

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from edgerun.backends import cuda_attention, cuda_linear
+from edgerun.backends import cuda_attention, cuda_weights
 from edgerun.backends.base import Attention
 from edgerun.backends.cuda_device import Device, Launch
 from edgerun.backends.cuda_kv import CudaKVPool
@@ -36,6 +36,7 @@ from edgerun.errors import BackendError
 __all__ = ["Addresses", "Builder", "row_bytes", "runs"]
 
 _EPILOGUE = {"store": 0, "add": 0, "silu": 1, "gelu": 2}
+_ACT = {"silu": 1, "gelu": 2}
 _PAIRED = ("silu", "gelu")
 #: Blocks that look for the largest logit of a row.
 _CHUNKS = 32
@@ -51,7 +52,7 @@ ptr, i32, i64, f32 = np.uint64, np.int32, np.int64, np.float32
 def row_bytes(buffer: Buffer, n_tokens: int) -> int:
     """Bytes of a buffer for ``n_tokens`` rows."""
     if buffer.acts:
-        return cuda_linear.activation_bytes(n_tokens, buffer.width)
+        return cuda_weights.act_bytes(buffer.width, n_tokens)
     return 4 * buffer.width * n_tokens
 
 
@@ -140,14 +141,14 @@ class Builder:
         for op in self._program.ops:
             if not isinstance(op, Matmul) or not any(op.biases):
                 continue
-            width = sum(-(-w.n_out // TILE) * TILE for w in op.weights)
+            width = sum(cuda_weights.n_tiles(w.n_out) * TILE for w in op.weights)
             address = self._device.alloc(4 * width)
             self._device.zero(address, 4 * width)
             at = 0
             for w, bias in zip(op.weights, op.biases, strict=True):
                 if bias is not None:
                     self._device.copy(address + 4 * at, bias.ptr, 4 * bias.size)
-                at += -(-w.n_out // TILE) * TILE
+                at += cuda_weights.n_tiles(w.n_out) * TILE
             joined[id(op)] = address
         return joined
 
@@ -179,6 +180,9 @@ class Builder:
     def _emit(self, step: _Step, name: str, grid: Dims, block: Dims, args: Args) -> None:
         step.launches.append(Launch(name, self._device.kernel(name), grid, block, args))
 
+    def _go(self, step: _Step, shape: cuda_weights.Geometry, args: Args) -> None:
+        self._emit(step, shape.name, (*shape.grid, 1), shape.block, args)
+
     def _address(self, step: _Step, ref: Ref | None) -> np.uint64:
         if ref is None:
             return ptr(0)
@@ -195,8 +199,7 @@ class Builder:
         w = op.weight
         args = (ptr(w.ptr), step.input("tokens"), self._address(step, op.out), i32(w.n_out),
                 i32(w.n_in), self._stride(op.out), f32(op.scale))  # fmt: skip
-        grid = (step.shape.n_tokens, -(-w.n_in // cuda_linear.CHUNK), 1)
-        self._emit(step, f"unpack_rows<{w.type}>", grid, (32, 1, 1), args)
+        self._go(step, cuda_weights.unpack_rows(w.type, w.n_in, step.shape.n_tokens), args)
 
     def _prologue(self, step: _Step, op: Prologue) -> None:
         """Floats first, if both are wanted: the digits are then made of them."""
@@ -223,7 +226,8 @@ class Builder:
     def _matmul(self, step: _Step, op: Matmul) -> None:
         first = op.weights[0]
         if op.epilogue in _PAIRED:
-            self._product(step, op, 0, first, None, -(-first.n_out // (TILE // 2)), 0)
+            tiles = cuda_weights.n_tiles(first.n_out, paired=True)
+            self._product(step, op, 0, first, None, tiles, 0)
             return
         if any(w.twin for w in op.weights):
             raise BackendError("a gate and its twin take part in nothing but a gated unit")
@@ -237,7 +241,7 @@ class Builder:
             nth += 2 if b else 1
 
     def _run(self, step: _Step, op: Matmul, a: Run, b: Run | None) -> None:
-        tiles = [-(-w.n_out // TILE) for w in op.weights]
+        tiles = [cuda_weights.n_tiles(w.n_out) for w in op.weights]
         tiles_a = sum(tiles[a.first : a.first + a.n])
         tiles_b = sum(tiles[b.first : b.first + b.n]) if b else 0
         second = op.weights[b.first] if b else None
@@ -250,31 +254,35 @@ class Builder:
     ) -> None:  # fmt: skip
         """One launch: tiles of ``a`` and what lies behind it, then of ``b``; ``start`` of the
         results' tiles come before."""
-        n, tiles, k = self._count(step, op), tiles_a + tiles_b, a.n_in
-        width = self._program.buffers[op.out.buffer].width
-        rows = a.n_out if op.epilogue in _PAIRED else min(tiles * TILE, width - op.out.at)
+        n, k = self._count(step, op), a.n_in
         if op.residual is not None and self._stride(op.residual) != self._stride(op.out):
             raise BackendError("a residual lies otherwise than its sum")
         bias = self._biases.get(id(op))
-        out = Ref(op.out.buffer, op.out.at + start * TILE)
-        args = (
-            self._address(step, op.x), ptr(bias + 4 * start * TILE if bias else 0),
-            self._address(step, op.residual), self._address(step, out), i32(tiles_a), i32(tiles),
-            i32(-(-k // cuda_linear.GROUP)), i32(n), i32(rows), self._stride(out),
-            i32(_EPILOGUE[op.epilogue]),
+        at = op.out.at + start * TILE
+        width = self._program.buffers[op.out.buffer].width - at
+        rows = a.n_out if op.epilogue in _PAIRED else min((tiles_a + tiles_b) * TILE, width)
+        ends = (
+            ptr(bias + 4 * start * TILE if bias else 0), self._address(step, op.residual),
+            self._address(step, Ref(op.out.buffer, at)),
         )  # fmt: skip
-        second = b or a
-        args = (ptr(a.ptr), ptr(second.ptr), *args)
-        if n <= MOST_PADDED:
-            warps, share = cuda_linear.split(k)
-            name = f"qmm<{a.type},{second.type},{1 if n <= 8 else 2}>"
-            self._emit(step, name, (-(-tiles // share), 1, 1), (32, warps, share), args)
+        epilogue = i32(_EPILOGUE[op.epilogue])
+        x, out_ld = self._address(step, op.x), self._stride(op.out)
+        shape = cuda_weights.matmul(a.type, (b or a).type, tiles_a, tiles_b, k, n)
+        args: Args
+        if a.takes == "f32":
+            args = (ptr(a.ptr), x, *ends, i32(tiles_a), i32(k), i32(n), self._stride(op.x),
+                    i32(rows), out_ld, epilogue)  # fmt: skip
         else:
-            grid = (-(-n // 64), -(-tiles // 8), 1)
-            self._emit(step, f"qgemm<{a.type},{second.type}>", grid, (32, 8, 1), args)
+            groups = -(-k // cuda_weights.GROUP)
+            args = (ptr(a.ptr), ptr((b or a).ptr), x, *ends, i32(tiles_a), i32(tiles_a + tiles_b),
+                    i32(groups), i32(n), i32(rows), out_ld, epilogue)  # fmt: skip
+        self._go(step, shape, args)
 
     def _glu(self, step: _Step, op: Glu) -> None:
-        raise NotImplementedError
+        n = self._count(step, op) * op.width
+        args = (self._address(step, op.gate), self._address(step, op.up),
+                self._address(step, op.out), i64(n), i32(_ACT[op.act]))  # fmt: skip
+        self._emit(step, "glu", (min(-(-n // 256), 4096), 1, 1), (256, 1, 1), args)
 
     def _finish(self, step: _Step, want_best: bool) -> None:
         """The soft-cap of logits and their largest."""
@@ -344,6 +352,15 @@ class Builder:
             self._emit(step, "rotate_heads", per_head, (dims, 1, 1), (out, i32(spec.head_dim)))
 
 
+def tokenwise(width: int, acts: bool) -> tuple[str, int]:
+    """The kernel that takes rows of ``width`` values, and its threads: a function of the width alone,
+    as they decide the order of sums."""
+    chunks = -(-width // 64) * 8 if acts else -(-width // 8)
+    each = -(-chunks // 1024)
+    threads = -(-chunks // each)
+    return f"tokenwise<{each},{int(acts)}>", -(-threads // 32) * 32
+
+
 def _tile(spec: Attention, n_tokens: int) -> tuple[int, int]:
     """Attention's tile for a step of so many tokens."""
     return cuda_attention.tile_shape(spec.head_dim, n_tokens if n_tokens > MOST_PADDED else 1)
@@ -357,9 +374,7 @@ def repack(
     device: Device, kind: int, k: int, sources: Sequence[int], target: int, n_rows: int
 ) -> Launch:
     """Rows of a file, of one matrix or of a gate and its twin, to tiles at ``target``."""
-    name = f"repack<{kind}>"
-    second = sources[1] if len(sources) == 2 else 0
-    tiles = -(-n_rows // (TILE // 2 if second else TILE))
-    args = (ptr(sources[0]), ptr(second), ptr(target), i32(n_rows), i32(k))
-    grid = (-(-k // cuda_linear.CHUNK), tiles, 1)
-    return Launch(name, device.kernel(name), grid, (32, 1, 1), args)
+    paired = len(sources) == 2
+    shape = cuda_weights.repack(kind, n_rows, k, paired)
+    args = (ptr(sources[0]), ptr(sources[1] if paired else 0), ptr(target), i32(n_rows), i32(k))
+    return Launch(shape.name, device.kernel(shape.name), (*shape.grid, 1), shape.block, args)

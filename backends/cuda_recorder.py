@@ -327,8 +327,9 @@ class _Lowering:
             op = self._matmul([gate, up])
             op.epilogue, op.out = n.data["act"], self._place(n)
             return
-        if id(gate) not in self._refs:
-            self._linear(gate)
+        for m in (gate, up):
+            if id(m) not in self._refs:  # each in a buffer of its own, without gaps
+                self._matmul([m]).out = self._place(m)
         refs = self._ref(gate), self._ref(up)
         self.ops.append(Glu(*refs, self._place(n), n.width, n.data["act"], n.gathered))
 
