@@ -59,10 +59,11 @@ def query_scale(scale: float, softcap: float) -> tuple[float, float]:
 
 
 def tile_shape(head_dim: int, most_queries: int) -> tuple[int, int]:
-    """``(MT, GROUPS)`` for rows of at most this many queries (tokens times heads of a KV head)."""
-    if most_queries <= _TILE or padded_head(head_dim) > 256:
+    """``(MT, GROUPS)`` for rows of at most this many queries (tokens times heads of a KV head):
+    what a thread's registers and 48 KiB of shared memory hold."""
+    if most_queries <= _TILE or head_dim > 256:
         return 1, 1
-    return 2, 2 if padded_head(head_dim) <= 128 else 1
+    return (2 if head_dim <= 128 else 1), 2
 
 
 def query_tiles(
@@ -98,7 +99,9 @@ def rope_kv_name(kv_type: str) -> str:
 
 def name(head_dim: int, kv_type: str, tile: tuple[int, int], parts: bool) -> str:
     """The attention kernel for these heads and this storage."""
-    return f"attention<{padded_head(head_dim)},{KV_CODES[kv_type]},{tile[0]},{tile[1]},{int(parts)}>"
+    return (
+        f"attention<{padded_head(head_dim)},{KV_CODES[kv_type]},{tile[0]},{tile[1]},{int(parts)}>"
+    )
 
 
 def merge_name(head_dim: int) -> str:

@@ -132,9 +132,10 @@ __device__ __forceinline__ void score_block(const uint4* q, int b, const uint32_
 // Scores of a warp's rows with one page of K.
 template <int DP, int KV, int MT>
 __device__ __forceinline__ void score_page(const uint8_t* k, const uint4* q, int lane, float (&s)[MT][4][4]) {
-  constexpr int NB = DP / 32, V = kv_vector(KV, NB), WORDS = kv_group_bytes(KV) / 4;
+  // Few queries wait for memory, many for registers.
+  constexpr int NB = DP / 32, V = MT == 1 ? kv_vector(KV, NB) : 1, WORDS = kv_group_bytes(KV) / 4;
   const int g = lane >> 2, t = lane & 3;
-#pragma unroll(MT == 1 ? 4 : 2)
+#pragma unroll(MT == 1 ? 4 : 1)
   for (int bv = 0; bv < NB / V; ++bv) {
     uint32_t words[4][V * WORDS];
 #pragma unroll
@@ -161,7 +162,7 @@ __device__ __forceinline__ void cap_scores(float softcap_l2e, float (&s)[MT][4][
 #pragma unroll
   for (int i = 0; i < MT * 16; ++i) {
     float& x = s[i / 16][i / 4 % 4][i % 4];
-    x = softcap_l2e * (1.0f - 2.0f / (1.0f + exp2_fast(x)));
+    x = softcap_l2e * (1.0f - 2.0f * reciprocal_fast(1.0f + exp2_fast(x)));
   }
 }
 
@@ -312,7 +313,7 @@ __device__ __forceinline__ void attend_step(const Tile& tile, const Pages& pages
   }
   if (seen) store_weights<MT, NT>(s, sums, lane, &shared.p[rows][warp * 64]);
   __syncthreads();
-#pragma unroll
+#pragma unroll(MT == 1 ? 4 : 1)
   for (int w = 0; w < WARPS; ++w) {
     const int p = base / PAGE + w;
     if (!tile.sees(p * PAGE, PAGE)) continue;
@@ -390,7 +391,7 @@ __global__ void __launch_bounds__(32 * WARPS * GROUPS)
       write_row<NT>(sums.acc[m], h, warp, lane, DP, 1.0f, out + part * DP);
       if (warp == 0 && (lane & 3) == 0) store(out + gridDim.z * n * DP + part * 2, make_float2(sums.top[m][h], sums.sum[m][h]));
     } else {
-      write_row<NT>(total.acc[m], h, warp, lane, head_dim, 1.0f / total.sum[m][h], out + at * head_dim);
+      write_row<NT>(total.acc[m], h, warp, lane, head_dim, reciprocal_fast(total.sum[m][h]), out + at * head_dim);
     }
   }
 }
@@ -416,5 +417,5 @@ __global__ void __launch_bounds__(DP)
     sum = folded(sum, before, part.y, now);
     total = folded(total, before, parts[(i * n + at) * DP + d], now);
   }
-  if (d < head_dim) out[at * head_dim + d] = total * (1.0f / sum);
+  if (d < head_dim) out[at * head_dim + d] = total * reciprocal_fast(sum);
 }
