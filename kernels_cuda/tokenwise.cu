@@ -1,0 +1,198 @@
+// tokenwise.cu: what happens to a token's row between two products: gather, residual sum (of a norm, if need be),
+// scale, norm, and the int8 digits that the next product reads. A block takes one token, a thread chunks of 8 values.
+// Every sum runs in an order that the row's width alone decides.
+#include "act.cuh"
+
+enum : int { CHUNK = 8, MAX_CHUNKS = 4096 };
+enum : unsigned { ALL = 0xffffffffu };
+
+struct Chunk {
+  float v[CHUNK];
+};
+
+__device__ __forceinline__ Chunk load_chunk(const float* p) {
+  const float4 a = load<float4>(p), b = load<float4>(p + 4);
+  return {{a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w}};
+}
+__device__ __forceinline__ void store_chunk(float* p, const Chunk& c) {
+  store(p, make_float4(c.v[0], c.v[1], c.v[2], c.v[3]));
+  store(p + 4, make_float4(c.v[4], c.v[5], c.v[6], c.v[7]));
+}
+__device__ __forceinline__ float squares(const Chunk& c) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int e = 0; e < CHUNK; ++e) sum += c.v[e] * c.v[e];
+  return sum;
+}
+
+// The sum over the block's threads, the same in all of them.
+__device__ __forceinline__ float block_sum(float x, float (&part)[32]) {
+#pragma unroll
+  for (int o = 16; o; o >>= 1) x += __shfl_xor_sync(ALL, x, o);
+  __syncthreads();  // the last sum may still be read
+  if (threadIdx.x % 32 == 0) part[threadIdx.x / 32] = x;
+  __syncthreads();
+  float sum = part[0];
+  for (int i = 1; i < static_cast<int>(blockDim.x / 32); ++i) sum += part[i];
+  return sum;
+}
+__device__ __forceinline__ float inverse_rms(float squares, int n, float eps) {
+  return 1.0f / sqrtf(squares / static_cast<float>(n) + eps);
+}
+__device__ __forceinline__ void normalize(Chunk& c, float r, const float* weight) {
+  const Chunk w = load_chunk(weight);
+#pragma unroll
+  for (int e = 0; e < CHUNK; ++e) c.v[e] = c.v[e] * r * w.v[e];
+}
+
+// Norms the row over its whole width.
+template <int CHUNKS>
+__device__ __forceinline__ void norm_row(Chunk (&row)[CHUNKS], const float* weight, float eps, int k, float (&part)[32]) {
+  float mine = 0.0f;
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) mine += squares(row[i]);
+  const float r = inverse_rms(block_sum(mine, part), k, eps);
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) {
+    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
+    if (at < k) normalize(row[i], r, weight + at);
+  }
+}
+// Norms groups of it, a head each: every thread adds up the chunks of its own group.
+template <int CHUNKS>
+__device__ __forceinline__ void norm_groups(Chunk (&row)[CHUNKS], const float* weight, float eps, int group, int k,
+                                            float (&of_chunk)[MAX_CHUNKS]) {
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) of_chunk[threadIdx.x + i * blockDim.x] = squares(row[i]);
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) {
+    const int at = (threadIdx.x + i * blockDim.x) * CHUNK, first = at / group * group / CHUNK;
+    if (at >= k) continue;
+    float sum = of_chunk[first];
+    for (int j = 1; j < group / CHUNK; ++j) sum += of_chunk[first + j];
+    normalize(row[i], inverse_rms(sum, group, eps), weight + at % group);
+  }
+}
+
+// The largest magnitude of a block of 32 values, four lanes' chunks. Bits order as magnitudes do, NaN above all.
+__device__ __forceinline__ float top_of_block(const Chunk& c) {
+  unsigned top = 0;
+#pragma unroll
+  for (int e = 0; e < CHUNK; ++e) top = max(top, __float_as_uint(c.v[e]) & 0x7fffffffu);
+  top = max(top, __shfl_xor_sync(ALL, top, 1));
+  top = max(top, __shfl_xor_sync(ALL, top, 2));
+  return __uint_as_float(top);
+}
+
+struct Codes {
+  uint32_t word[2];
+  int sum;
+};
+// Digits of f * scale, |f * scale| <= 127, four a word.
+__device__ __forceinline__ Codes codes_of(const Chunk& c, float scale) {
+  Codes codes = {{0, 0}, 0};
+#pragma unroll
+  for (int e = 0; e < CHUNK; ++e) {
+    const int q = __float2int_rn(c.v[e] * scale);
+    codes.word[e / 4] |= static_cast<uint32_t>(q & 0xff) << 8 * (e % 4);
+    codes.sum += q;
+  }
+  return codes;
+}
+__device__ __forceinline__ void store_codes(uint8_t* q, int at, const Codes& codes) {
+  store(q + act_byte(at), codes.word[0]);
+  store(q + act_byte(at + 4), codes.word[1]);
+}
+
+// One chunk at `at` of a token's row into its record, `bar` what a block's squared top must pass to get a second digit.
+// All lanes of a warp call it together; those past the row are not `live`.
+__device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top, float bar, bool live, uint8_t* record,
+                                               int column) {
+  const bool usable = top >= 1e-36f && top < INFINITY_F, second = usable && top * top > bar;
+  const float scale = usable ? 127.0f / top : 0.0f;
+  const float d = usable ? top / 127.0f : top < 1.0f ? 0.0f : __int_as_float(0x7fc00000);
+  Chunk clean = c;  // a block that is not finite has no digits
+#pragma unroll
+  for (int e = 0; e < CHUNK; ++e) clean.v[e] = usable ? c.v[e] : 0.0f;
+  const Codes first = codes_of(clean, scale);
+  if (live) store_codes(record + column * ACT_GROUP, at % ACT_GROUP, first);
+  Codes rest = {{0, 0}, 0};
+  if (second) {
+#pragma unroll
+    for (int e = 0; e < CHUNK; ++e) clean.v[e] = clean.v[e] - d * static_cast<float>(__float2int_rn(clean.v[e] * scale));
+    rest = codes_of(clean, 254.0f / d);
+    if (live) store_codes(record + ACT_SECOND + column * ACT_GROUP, at % ACT_GROUP, rest);
+  }
+  // Sums of what the digits stand for, over each half of the block: two lanes.
+  const int sum = first.sum + __shfl_xor_sync(ALL, first.sum, 1), sum2 = rest.sum + __shfl_xor_sync(ALL, rest.sum, 1);
+  const float d2 = second ? d / 254.0f : 0.0f, x = d * static_cast<float>(sum) + d2 * static_cast<float>(sum2);
+  float* scales = reinterpret_cast<float*>(record + ACT_SCALES + at % ACT_GROUP / 32 * ACT_SCALE_BYTES) + column;
+  const int part = live ? at % 32 / CHUNK : -1;
+  if (part == 0) scales[0] = d, scales[ACT_X0] = x, scales[ACT_D2] = d2;
+  if (part == 2) scales[ACT_X1] = x;
+}
+
+// Digits of the whole row. Blocks whose top towers over the row's get a second one (kernels_cpu/src/act_q8.h).
+template <int CHUNKS>
+__device__ __forceinline__ void quantize_row(const Chunk (&row)[CHUNKS], int k, int token, uint8_t* acts, float (&part)[32]) {
+  float tops[CHUNKS], mine = 0.0f;
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) {
+    tops[i] = top_of_block(row[i]);
+    if (threadIdx.x % 4 == 0) mine += tops[i] * tops[i];
+  }
+  const float bar = 3.0f * block_sum(mine, part) / static_cast<float>(k / 32);
+  const int groups = (k + ACT_GROUP - 1) / ACT_GROUP;
+  uint8_t* tile = acts + static_cast<size_t>(token / ACT_TOKENS) * groups * ACT_RECORD;
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) {
+    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
+    uint8_t* record = tile + static_cast<size_t>(at / ACT_GROUP) * ACT_RECORD;
+    quantize_chunk(row[i], at, tops[i], bar, at < groups * ACT_GROUP, record, token % ACT_TOKENS);
+  }
+}
+
+// grid T, block enough threads for CHUNKS chunks each. For token t, from row s = gather ? gather[t] : t of x and y:
+//   v = x[s] (+ y[s], or its rms norm times wy); sum[t] = v; v *= scale; v = its rms norm over `group` values times w;
+//   out: v itself, float [T][ldo], or its digits (ACTS). y, wy, gather, sum, w may be null; sum and out may be x or y.
+// k, the lds and `group` are multiples of 8, with ACTS k is one of 32; pointers are aligned to 16 bytes.
+template <int CHUNKS, int ACTS>
+__global__ void tokenwise(const float* x, int ldx, const float* y, int ldy, const int* __restrict__ gather,
+                          const float* __restrict__ wy, float eps_y, float* sum, int ldsum, float scale,
+                          const float* __restrict__ w, float eps, int group, void* out, int ldo, int k) {
+  __shared__ float part[32];
+  __shared__ float of_chunk[MAX_CHUNKS];
+  const int token = blockIdx.x, source = gather ? gather[token] : token;
+  Chunk row[CHUNKS], other[CHUNKS];
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) {
+    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
+    row[i] = other[i] = Chunk{};
+    if (at < k) row[i] = load_chunk(x + static_cast<size_t>(source) * ldx + at);
+    if (at < k && y) other[i] = load_chunk(y + static_cast<size_t>(source) * ldy + at);
+  }
+  if (y && wy) norm_row<CHUNKS>(other, wy, eps_y, k, part);
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) {
+    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
+#pragma unroll
+    for (int e = 0; e < CHUNK; ++e) {
+      if (y) row[i].v[e] += other[i].v[e];
+    }
+    if (sum && at < k) store_chunk(sum + static_cast<size_t>(token) * ldsum + at, row[i]);
+#pragma unroll
+    for (int e = 0; e < CHUNK; ++e) row[i].v[e] *= scale;
+  }
+  if (w && group == k) norm_row<CHUNKS>(row, w, eps, k, part);
+  if (w && group != k) norm_groups<CHUNKS>(row, w, eps, group, k, of_chunk);
+  if (ACTS) {
+    quantize_row<CHUNKS>(row, k, token, static_cast<uint8_t*>(out), part);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < CHUNKS; ++i) {
+    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
+    if (at < k) store_chunk(static_cast<float*>(out) + static_cast<size_t>(token) * ldo + at, row[i]);
+  }
+}
