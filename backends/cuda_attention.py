@@ -15,6 +15,7 @@ from edgerun.backends.base import PAGE_SIZE
 
 __all__ = [
     "KV_CODES",
+    "MAX_HEAD_DIM",
     "SPLIT",
     "kv_part_bytes",
     "merge_name",
@@ -28,6 +29,8 @@ __all__ = [
     "tile_shape",
 ]
 
+#: Dimensions of the longest head that attention takes.
+MAX_HEAD_DIM = 512
 #: Tokens in a split: attention.cu's SPLIT.
 SPLIT = 256
 #: kv.cuh's KvType.

@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from edgerun.backends import cuda_attention, cuda_weights
+from edgerun.backends import cuda_attention, cuda_kernels, cuda_weights
 from edgerun.backends.base import Attention
 from edgerun.backends.cuda_device import Device, Launch
 from edgerun.backends.cuda_kv import CudaKVPool
@@ -38,8 +38,6 @@ __all__ = ["Addresses", "Builder", "row_bytes", "runs"]
 _EPILOGUE = {"store": 0, "add": 0, "silu": 1, "gelu": 2}
 _ACT = {"silu": 1, "gelu": 2}
 _PAIRED = ("silu", "gelu")
-#: Blocks that look for the largest logit of a row.
-_CHUNKS = 32
 #: Most bytes that splits of attention may leave for the merge; beyond, rows are not split.
 _MOST_PARTS = 256 << 20
 
@@ -106,6 +104,7 @@ class Builder:
         self._kv = kv
         specs = [op.spec for op in program.ops if isinstance(op, Attend)]
         self._specs = specs
+        self._n_logits = program.buffers[program.result.buffer].width
         self._biases = self._join_biases()
 
     # -- sizes ------------------------------------------------------------------------------
@@ -121,7 +120,8 @@ class Builder:
     def scratch_bytes(self, shape: Shape) -> tuple[int, int]:
         """Bytes for attention's splits and for the best ids."""
         parts = [self._parts(s, shape) for s in self._specs if self._splits(s, shape)]
-        best = 4 * -(-shape.n_outputs // 64) * 64 + 8 * _CHUNKS * shape.n_outputs
+        chunks = cuda_kernels.argmax_chunks(self._n_logits)
+        best = _best_bytes(shape.n_outputs) + 8 * chunks * shape.n_outputs
         return max(parts, default=0), best
 
     @staticmethod
@@ -218,7 +218,7 @@ class Builder:
                 i32(norm.weight.size if norm else 0), self._address(step, out),
                 self._stride(out), i32(op.width),
             )  # fmt: skip
-            name, threads = tokenwise(op.width, is_acts)
+            name, threads = cuda_kernels.tokenwise(op.width, is_acts)
             self._emit(step, name, (self._count(step, op), 1, 1), (threads, 1, 1), args)
             x, y, norm_y, total = out, None, None, None
             scale, norm, gather = 1.0, None, False
@@ -289,9 +289,9 @@ class Builder:
         p, n = self._program, step.shape.n_outputs
         if not n or not (want_best or p.softcap > 0):
             return
-        chunks = _CHUNKS
+        chunks = cuda_kernels.argmax_chunks(self._n_logits)
         logits, ld = self._address(step, p.result), self._stride(p.result)
-        parts = ptr(step.at.best + 4 * -(-n // 64) * 64)
+        parts = ptr(step.at.best + _best_bytes(n))
         args = (logits, ld, ld, f32(p.softcap), parts)
         self._emit(step, "argmax_part", (chunks, n, 1), (256, 1, 1), args)
         if want_best:
@@ -352,18 +352,14 @@ class Builder:
             self._emit(step, "rotate_heads", per_head, (dims, 1, 1), (out, i32(spec.head_dim)))
 
 
-def tokenwise(width: int, acts: bool) -> tuple[str, int]:
-    """The kernel that takes rows of ``width`` values, and its threads: a function of the width alone,
-    as they decide the order of sums."""
-    chunks = -(-width // 64) * 8 if acts else -(-width // 8)
-    each = -(-chunks // 1024)
-    threads = -(-chunks // each)
-    return f"tokenwise<{each},{int(acts)}>", -(-threads // 32) * 32
-
-
 def _tile(spec: Attention, n_tokens: int) -> tuple[int, int]:
     """Attention's tile for a step of so many tokens."""
     return cuda_attention.tile_shape(spec.head_dim, n_tokens if n_tokens > MOST_PADDED else 1)
+
+
+def _best_bytes(n: int) -> int:
+    """Of ids, before what argmax keeps behind them."""
+    return -(-4 * n // 256) * 256
 
 
 def _norm_args(norm: Norm | None) -> tuple[np.uint64, np.float32]:
