@@ -40,10 +40,17 @@ FILES = {
     "attention": "attention.cu",
     "attention_merge": "attention.cu",
     "copy_page": "copy_page.cu",
+    "fmm": "fmm.cu",
     "glu": "glu.cu",
+    "qgemm": "qgemm.cu",
+    "qmm": "qmm.cu",
+    "repack": "repack.cu",
+    "repack_float": "repack_float.cu",
     "rope_kv": "rope_kv.cu",
     "rotate_heads": "rotate_heads.cu",
     "tokenwise": "tokenwise.cu",
+    "unpack_float_rows": "repack_float.cu",
+    "unpack_rows": "rows.cu",
 }
 
 #: Generations of one kernel that stay on disk: installations of two versions take turns.
