@@ -100,14 +100,14 @@ __device__ __forceinline__ Codes codes_of(const Chunk& c, float scale) {
   }
   return codes;
 }
-__device__ __forceinline__ void store_codes(uint8_t* q, int at, const Codes& codes) {
-  store(q + act_byte(at), codes.word[0]);
-  store(q + act_byte(at + 4), codes.word[1]);
+__device__ __forceinline__ void store_codes(uint8_t* tile, int column, int at, const Codes& codes) {
+  store(tile + digit_at(column, at), codes.word[0]);
+  store(tile + digit_at(column, at + 4), codes.word[1]);
 }
 
-// One chunk at `at` of a token's row into its record, `bar` what a block's squared top must pass to get a second digit.
+// One chunk at `at` of a token's row into its column of the tile, `bar` what a block's squared top must pass to get a second digit.
 // All lanes of a warp call it together; those past the row are not `live`.
-__device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top, float bar, bool live, uint8_t* record,
+__device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top, float bar, bool live, uint8_t* tile,
                                                int column) {
   const bool usable = top >= 1e-36f && top < INFINITY_F, second = usable && top * top > bar;
   const float scale = usable ? 127.0f / top : 0.0f;
@@ -116,21 +116,21 @@ __device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top
 #pragma unroll
   for (int e = 0; e < CHUNK; ++e) clean.v[e] = usable ? c.v[e] : 0.0f;
   const Codes first = codes_of(clean, scale);
-  if (live) store_codes(record + column * ACT_GROUP, at % ACT_GROUP, first);
+  if (live) store_codes(tile, column, at, first);
   Codes rest = {{0, 0}, 0};
   if (second) {
 #pragma unroll
     for (int e = 0; e < CHUNK; ++e) clean.v[e] = clean.v[e] - d * static_cast<float>(__float2int_rn(clean.v[e] * scale));
     rest = codes_of(clean, 254.0f / d);
-    if (live) store_codes(record + ACT_SECOND + column * ACT_GROUP, at % ACT_GROUP, rest);
+    if (live) store_codes(tile + SECOND_AT, column, at, rest);
   }
   // Sums of what the digits stand for, over each half of the block: two lanes.
   const int sum = first.sum + __shfl_xor_sync(ALL, first.sum, 1), sum2 = rest.sum + __shfl_xor_sync(ALL, rest.sum, 1);
   const float d2 = second ? d / 254.0f : 0.0f, x = d * static_cast<float>(sum) + d2 * static_cast<float>(sum2);
-  float* scales = reinterpret_cast<float*>(record + ACT_SCALES + at % ACT_GROUP / 32 * ACT_SCALE_BYTES) + column;
+  uint8_t* line = tile + line_at(column, at / 32);
   const int part = live ? at % 32 / CHUNK : -1;
-  if (part == 0) scales[0] = d, scales[ACT_X0] = x, scales[ACT_D2] = d2;
-  if (part == 2) scales[ACT_X1] = x;
+  if (part == 0) store(line, d), store(line + X0_AT, x), store(line + D2_AT, d2);
+  if (part == 2) store(line + X1_AT, x);
 }
 
 // Digits of the whole row. Blocks whose top towers over the row's get a second one (kernels_cpu/src/act_q8.h).
@@ -143,13 +143,12 @@ __device__ __forceinline__ void quantize_row(const Chunk (&row)[CHUNKS], int k, 
     if (threadIdx.x % 4 == 0) mine += tops[i] * tops[i];
   }
   const float bar = 3.0f * block_sum(mine, part) / static_cast<float>(k / 32);
-  const int groups = (k + ACT_GROUP - 1) / ACT_GROUP;
-  uint8_t* tile = acts + static_cast<size_t>(token / ACT_TOKENS) * groups * ACT_RECORD;
+  const int groups = (k + 63) / 64;
+  uint8_t* tile = acts + static_cast<size_t>(token / 8) * column_tile_bytes(groups);
 #pragma unroll
   for (int i = 0; i < CHUNKS; ++i) {
     const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
-    uint8_t* record = tile + static_cast<size_t>(at / ACT_GROUP) * ACT_RECORD;
-    quantize_chunk(row[i], at, tops[i], bar, at < groups * ACT_GROUP, record, token % ACT_TOKENS);
+    quantize_chunk(row[i], at, tops[i], bar, at < groups * 64, tile, token % 8);
   }
 }
 
