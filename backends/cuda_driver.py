@@ -107,6 +107,7 @@ class CudaDevice(Device):
         self._kernels: dict[str, Any] = {}
         self._modules: dict[bytes, Any] = {}
         self._configs: dict[Any, Any] = {}
+        self._checked: set[str] = set()
         self._allocated: set[int] = set()
         self._pinned: list[int] = []
         self._graphs: list[Any] = []
@@ -214,6 +215,9 @@ class CudaDevice(Device):
         self._launch_on(self._stream, launch)
 
     def _launch_on(self, stream: Any, launch: Launch) -> None:
+        if launch.name not in self._checked:
+            _check_arguments(launch)
+            self._checked.add(launch.name)
         try:
             self._core.launch(stream, self._config(launch), launch.kernel, *launch.args)
         except Exception as e:
@@ -263,6 +267,16 @@ class CudaDevice(Device):
             self._driver.cuMemFreeHost(address)
         self._stream.close()
         self._closed = True
+
+
+def _check_arguments(launch: Launch) -> None:
+    """The driver reads as many bytes as the kernel takes, whatever was given."""
+    wanted = [int(x.size) for x in launch.kernel.arguments_info]
+    given = [a.nbytes for a in launch.args]
+    if given != wanted:
+        raise BackendError(
+            f"kernel {launch.name} takes arguments of {wanted} bytes, and was given {given}"
+        )
 
 
 class _CudaGraph(Graph):

@@ -45,7 +45,8 @@ def _build_all(arch: int) -> None:
 
 
 @functools.cache
-def _module(file: Path, expression: str, arch: int) -> simt.Module:
+def module(file: Path, expression: str, arch: int) -> simt.Module:
+    """The library that has a kernel."""
     _build_all(arch)
     names = INSTANCES.get(file.name, ())
     if "<" in expression and expression not in names:
@@ -121,8 +122,8 @@ class HostDevice(Device):
         if name not in self._kernels:
             file, expression = cuda_kernels.source(name)
             major, minor = self.capability
-            module = _module(file, expression, 100 * major + 10 * minor)
-            self._kernels[name] = (module, expression)
+            found = module(file, expression, 100 * major + 10 * minor)
+            self._kernels[name] = (found, expression)
         return self._kernels[name]
 
     def launch(self, launch: Launch) -> None:
