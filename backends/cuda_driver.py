@@ -7,8 +7,10 @@ through cuda.bindings, as addresses are all that kernels need.
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from edgerun.backends.host import nvidia_driver
 from edgerun.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
 __all__ = ["CudaDevice", "open_device"]
+
+log = logging.getLogger(__name__)
 
 #: Turing, the first with int8 tensor cores; also the oldest that CUDA 13 compiles for.
 OLDEST = (7, 5)
@@ -200,6 +204,15 @@ class CudaDevice(Device):
             except Exception as e:
                 raise BackendError(f"kernel {name} does not load: {_line(e)}") from None
         return found
+
+    def load(self, names: Iterable[str]) -> None:
+        wanted = list(dict.fromkeys(names))
+        started = time.perf_counter()
+        cuda_kernels.prepare(wanted, self.capability)
+        seconds = time.perf_counter() - started
+        if seconds > 1:
+            log.info("%d kernels were compiled for %s in %.1f s", len(wanted), self.name, seconds)
+        super().load(wanted)
 
     def _config(self, launch: Launch) -> Any:
         key = (launch.grid, launch.block, launch.smem)

@@ -78,6 +78,7 @@ class CudaProgram(base.Program):
         self.n_vocab = lowered.buffers[lowered.result.buffer].width
         self._ropes = [RopeTable(r, n_ctx) for r in lowered.ropes]
         self._builder = Builder(device, lowered, kv)
+        device.load(self._builder.names())
         self._plans: OrderedDict[tuple[Shape, bool], _Plan] = OrderedDict()
         self._small = _Room(device, self._plans.clear)
         self._large = _Room(device, lambda: None)
