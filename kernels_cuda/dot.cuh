@@ -14,7 +14,7 @@ constexpr float MAGIC_FLOAT = 12582912.f;
 // Where a group of the activations lies: first digits and lines, second digits, and from one column tile to the next.
 struct Columns {
   const uint8_t *first, *second;
-  size_t first_stride, second_stride;
+  uint32_t first_stride, second_stride;
   int tiles;  // that exist
 };
 
@@ -77,16 +77,17 @@ __device__ __forceinline__ void add_digit(const uint32_t (&a)[4], uint32_t b0, u
   for (int i = 0; i < 4; ++i) o[i] = __fmaf_rn(sum[i], __fmul_rn(w.s[i >> 1], i & 1 ? d.y : d.x), o[i]);
 }
 
+// o += the minima times the sums of activations: x of the block, x1 of its second half
 template <int Q>
-__device__ __forceinline__ void add_minima(const Scales<Q>& w, float2 x0, float2 x1, float (&o)[4]) {
+__device__ __forceinline__ void add_minima(const Scales<Q>& w, float2 x, float2 x1, float (&o)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const float u = i & 1 ? x0.y : x0.x, v = i & 1 ? x1.y : x1.x;
+    const float all = i & 1 ? x.y : x.x, last = i & 1 ? x1.y : x1.x;
     if (halves<Q>()) {
-      o[i] = __fmaf_rn(w.m[i >> 1][0], u, o[i]);
-      o[i] = __fmaf_rn(w.m[i >> 1][1], v, o[i]);
+      o[i] = __fmaf_rn(w.m[i >> 1][0], __fsub_rn(all, last), o[i]);
+      o[i] = __fmaf_rn(w.m[i >> 1][1], last, o[i]);
     } else {
-      o[i] = __fmaf_rn(w.m[i >> 1][0], __fadd_rn(u, v), o[i]);
+      o[i] = __fmaf_rn(w.m[i >> 1][0], all, o[i]);
     }
   }
 }
@@ -94,7 +95,7 @@ __device__ __forceinline__ void add_minima(const Scales<Q>& w, float2 x0, float2
 // o[n] += group c of a chunk times the group's activations. o[n][0..3]: (row g, token 2 t), (g, 2 t + 1), (g + 8, 2 t), ..
 template <int Q, int NT, bool SHARED>
 __device__ __forceinline__ void dot_group(const Chunk<Q>& w, int c, const Columns& x, int lane, float (&o)[NT][4]) {
-  const int at = (lane >> 2) * 64 + (lane & 3) * 16;
+  const int t = lane & 3, at = (lane >> 2) * 64 + t * 16;
   const uint32_t flags = second_flags<NT, SHARED>(x, lane);
   const Scales<Q> scales[2] = {Scales<Q>(w, 2 * c), Scales<Q>(w, 2 * c + 1)};
   uint32_t a[2][4];
@@ -106,14 +107,24 @@ __device__ __forceinline__ void dot_group(const Chunk<Q>& w, int c, const Column
     const uint8_t* second = x.second + min(n, x.tiles - 1) * x.second_stride + at;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
-      const uint8_t* line = x.first + n * x.first_stride + LINES_AT + j * LINE + (lane & 3) * 8;
-      add_digit<Q>(a[j], word(b, 2 * j), word(b, 2 * j + 1), scales[j], fetch<SHARED, float2>(line), o[n]);
+      const uint8_t* line = x.first + n * x.first_stride + LINES_AT + j * LINE;
+      float4 dx = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (has_min<Q>()) {
+        dx = fetch<SHARED, float4>(line + t * 16);
+      } else {
+        const float2 d = fetch<SHARED, float2>(line + t * 16);
+        dx.x = d.x, dx.y = d.y;
+      }
+      add_digit<Q>(a[j], word(b, 2 * j), word(b, 2 * j + 1), scales[j], make_float2(dx.x, dx.y), o[n]);
       if (flags & (j ? 0xff00ff00u : 0x00ff00ffu)) {
         const uint2 b2 = load_const<uint2>(second + 8 * j);
-        add_digit<Q>(a[j], b2.x, b2.y, scales[j], fetch<SHARED, float2>(line + D2_AT), o[n]);
+        add_digit<Q>(a[j], b2.x, b2.y, scales[j], fetch<SHARED, float2>(line + D2_AT + t * 8), o[n]);
       }
-      if (has_min<Q>())
-        add_minima<Q>(scales[j], fetch<SHARED, float2>(line + X0_AT), fetch<SHARED, float2>(line + X1_AT), o[n]);
+      if (has_min<Q>()) {
+        float2 x1 = make_float2(0.f, 0.f);
+        if (halves<Q>()) x1 = fetch<SHARED, float2>(line + X1_AT + t * 8);
+        add_minima<Q>(scales[j], make_float2(dx.z, dx.w), x1, o[n]);
+      }
     }
   }
 }

@@ -22,9 +22,8 @@ __device__ __forceinline__ float weight(const uint4& v, int i) {
   return __uint_as_float(i & 1 ? word(v, i >> 1) & 0xffff0000u : word(v, i >> 1) << 16);
 }
 
-// Four values of a token, zeros behind its end. Rows that do not start at multiples of 16 bytes are read one by one.
-__device__ __forceinline__ float4 four(const float* x, int left, bool aligned) {
-  if (aligned && left >= 4) return load_const<float4>(x);
+// Four values of a token, one by one, zeros behind its end.
+__device__ __forceinline__ float4 last_four(const float* x, int left) {
   float4 v = make_float4(0.f, 0.f, 0.f, 0.f);
   if (left > 0) v.x = __ldg(x);
   if (left > 1) v.y = __ldg(x + 1);
@@ -33,26 +32,36 @@ __device__ __forceinline__ float4 four(const float* x, int left, bool aligned) {
   return v;
 }
 
+// o[n] += 16 bytes of a row times token n; WHOLE: all of the tokens' values are there, and lie at multiples of 16 bytes.
+template <int Q, bool WHOLE, int TOKENS>
+__device__ __forceinline__ void add_step(const uint8_t* w, const float* x, int ldx, int left, int tokens, float (&o)[TOKENS]) {
+  const uint4 v = load_stream(w);
+#pragma unroll
+  for (int half = 0; half < step_k<Q>(); half += 4)
+#pragma unroll
+    for (int n = 0; n < TOKENS; ++n) {
+      const float* at = x + static_cast<size_t>(min(n, tokens - 1)) * ldx + half;
+      const float4 u = WHOLE ? load_const<float4>(at) : last_four(at, left - half);
+      o[n] = __fmaf_rn(weight<Q>(v, half), u.x, o[n]);
+      o[n] = __fmaf_rn(weight<Q>(v, half + 1), u.y, o[n]);
+      o[n] = __fmaf_rn(weight<Q>(v, half + 2), u.z, o[n]);
+      o[n] = __fmaf_rn(weight<Q>(v, half + 3), u.w, o[n]);
+    }
+}
+
 template <int Q, int TOKENS>
 __device__ __forceinline__ void row_pair(const uint8_t* w, const float* x, int ldx, int k, int tokens, int warp, int W, float (&o)[TOKENS]) {
   constexpr int K = step_k<Q>();
   const bool aligned = (ldx & 3) == 0 && (reinterpret_cast<uintptr_t>(x) & 15) == 0;
+#pragma unroll 1
   for (int k0 = warp * CHUNK; k0 < k; k0 += W * CHUNK) {
-    const int end = min(k0 + CHUNK, k);
+    const int end = min(k0 + CHUNK, k), whole = aligned ? end - (end - k0) % K : k0;
 #pragma unroll 4
-    for (int at = k0; at < end; at += K) {
-      const uint4 v = load_stream(w + static_cast<size_t>(at / K) * STEP_BYTES);
-#pragma unroll
-      for (int half = 0; half < K; half += 4)
-#pragma unroll
-        for (int n = 0; n < TOKENS; ++n) {
-          const float4 u = four(x + static_cast<size_t>(min(n, tokens - 1)) * ldx + at + half, k - at - half, aligned);
-          o[n] = __fmaf_rn(weight<Q>(v, half), u.x, o[n]);
-          o[n] = __fmaf_rn(weight<Q>(v, half + 1), u.y, o[n]);
-          o[n] = __fmaf_rn(weight<Q>(v, half + 2), u.z, o[n]);
-          o[n] = __fmaf_rn(weight<Q>(v, half + 3), u.w, o[n]);
-        }
-    }
+    for (int at = k0; at < whole; at += K)
+      add_step<Q, true>(w + static_cast<size_t>(at / K) * STEP_BYTES, x + at, ldx, K, tokens, o);
+#pragma unroll 1
+    for (int at = whole; at < end; at += K)
+      add_step<Q, false>(w + static_cast<size_t>(at / K) * STEP_BYTES, x + at, ldx, k - at, tokens, o);
   }
 }
 

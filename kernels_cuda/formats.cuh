@@ -60,12 +60,20 @@ struct Chunk {
   uint4 p[N_PLANES], q[N_CODES];
 
   __device__ __forceinline__ void load(const uint8_t* chunk, int n_groups, int lane) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      if (whole_chunks<Q>() || c < n_groups) load_codes(chunk, c, lane);
+    load_scales(chunk, lane);
+  }
+  __device__ __forceinline__ void load_codes(const uint8_t* chunk, int c, int lane) {
+#pragma unroll
+    for (int i = c * group_loads<Q>(); i < (c + 1) * group_loads<Q>(); ++i)
+      q[i] = load_stream(chunk + codes_at<Q>() + i * 512 + lane * 16);
+  }
+  __device__ __forceinline__ void load_scales(const uint8_t* chunk, int lane) {
     const int g = lane >> 2;
 #pragma unroll
     for (int i = 0; i < planes<Q>(); ++i) p[i] = load_stream(chunk + scale_bytes<Q>() + i * 512 + lane * 16);
-#pragma unroll
-    for (int i = 0; i < 4 * group_loads<Q>(); ++i)
-      if (whole_chunks<Q>() || i / group_loads<Q>() < n_groups) q[i] = load_stream(chunk + codes_at<Q>() + i * 512 + lane * 16);
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = g + 8 * h;

@@ -29,7 +29,7 @@ template <int NT>
 struct Stages {
   uint8_t* shared;
   const uint8_t* act;  // of the block's first column tile
-  size_t stride;
+  uint32_t stride;
   int tiles;  // column tiles that exist
   Walk ahead;
   int filled = 0, used = 0;
@@ -59,7 +59,7 @@ struct Stages {
 };
 
 template <int Q, int NT>
-__device__ __forceinline__ void row_tile(const uint8_t* w, bool mine, Stages<NT>& stages, int groups, int lane, float (&total)[NT][4]) {
+__device__ __forceinline__ void row_tile(const uint8_t* w, bool mine, Stages<NT>& stages, int groups, int lane, volatile float (&total)[NT][4]) {
   const int chunks = (groups + 3) / 4, parts = parts_of(chunks);
 #pragma unroll 1
   for (int part = 0; part < parts; ++part) {
@@ -67,10 +67,13 @@ __device__ __forceinline__ void row_tile(const uint8_t* w, bool mine, Stages<NT>
 #pragma unroll 1
     for (int i = part; i < chunks; i += parts) {
       Chunk<Q> chunk;
-      if (mine) chunk.load(w + static_cast<size_t>(i) * chunk_bytes<Q>(), groups - 4 * i, lane);
+      const uint8_t* at = w + static_cast<size_t>(i) * chunk_bytes<Q>();
+      if (mine) chunk.load_scales(at, lane);
+      if (mine) chunk.load_codes(at, 0, lane);
 #pragma unroll
       for (int c = 0; c < 4; ++c) {
         if (!whole_chunks<Q>() && 4 * i + c >= groups) break;
+        if (mine && c < 3 && (whole_chunks<Q>() || 4 * i + c + 1 < groups)) chunk.load_codes(at, c + 1, lane);
         const Columns x = stages.take(4 * i + c);
         if (mine) dot_group<Q, NT, true>(chunk, c, x, lane, o);
       }
@@ -82,8 +85,14 @@ __device__ __forceinline__ void row_tile(const uint8_t* w, bool mine, Stages<NT>
   }
 }
 
+// Blocks of an SM: one where two would leave a thread too few registers.
+template <int Q, int NT>
+__device__ constexpr bool is_large() {
+  return NT == 8 && (Q == Q2_K || Q == Q4_1 || Q == Q5_1);
+}
+
 template <int QA, int QB, int NT>
-__global__ void __launch_bounds__(256, 2)
+__global__ void __launch_bounds__(256, is_large<QA, NT>() || is_large<QB, NT>() ? 1 : 2)
     qgemm(const uint8_t* __restrict__ wa, const uint8_t* __restrict__ wb, const uint8_t* __restrict__ act,
           const float* __restrict__ bias, const float* residual, float* y, int tiles_a, int tiles, int groups, int T, int rows,
           int ld, int epilogue) {
@@ -93,10 +102,10 @@ __global__ void __launch_bounds__(256, 2)
   const bool second = static_cast<int>(blockIdx.y) >= blocks_a;  // of the two tensors
   const int tile = second ? tiles_a + (blockIdx.y - blocks_a) * WARPS + warp : blockIdx.y * WARPS + warp;
   const bool mine = tile < (second ? tiles : tiles_a);
-  const size_t stride = column_tile_bytes(groups);
-  Stages<NT> stages = {staged, act + blockIdx.x * NT * stride, stride, min(NT, (T - token0 + 7) / 8), Walk(groups)};
+  const uint32_t stride = column_tile_bytes(groups);
+  Stages<NT> stages = {staged, act + static_cast<size_t>(blockIdx.x) * NT * stride, stride, min(NT, (T - token0 + 7) / 8), Walk(groups)};
   for (int i = 0; i < STAGES - 1; ++i) stages.fill();
-  float total[NT][4];
+  volatile float total[NT][4];  // in memory: touched once a part, its registers would halve the warps of an SM
   if (QA == QB || !second)
     row_tile<QA, NT>(wa + tile * tile_bytes<QA>(groups), mine, stages, groups, lane, total);
   else

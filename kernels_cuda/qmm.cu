@@ -11,7 +11,7 @@
 template <int Q, int NT>
 __device__ __forceinline__ void row_tile(const uint8_t* w, const uint8_t* act, int groups, int warp, int W, int lane, float (&o)[NT][4]) {
   const int chunks = (groups + 3) / 4;
-  const size_t stride = column_tile_bytes(groups);
+  const uint32_t stride = column_tile_bytes(groups);
 #pragma unroll 1
   for (int i = warp; i < chunks; i += W) {
     Chunk<Q> chunk;
@@ -25,8 +25,14 @@ __device__ __forceinline__ void row_tile(const uint8_t* w, const uint8_t* act, i
   }
 }
 
+// Blocks of an SM: as many as leave each thread the registers it needs.
 template <int QA, int QB, int NT>
-__global__ void __launch_bounds__(256, NT == 1 ? 3 : 2)
+__device__ constexpr int resident() {
+  return NT == 1 && Chunk<QA>::N_SCALES == 2 && Chunk<QB>::N_SCALES == 2 ? 3 : 2;
+}
+
+template <int QA, int QB, int NT>
+__global__ void __launch_bounds__(256, resident<QA, QB, NT>())
     qmm(const uint8_t* __restrict__ wa, const uint8_t* __restrict__ wb, const uint8_t* __restrict__ act,
         const float* __restrict__ bias, const float* residual, float* y, int tiles_a, int tiles, int groups, int T, int rows,
         int ld, int epilogue) {

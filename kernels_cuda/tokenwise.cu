@@ -124,13 +124,12 @@ __device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top
     rest = codes_of(clean, 254.0f / d);
     if (live) store_codes(tile + SECOND_AT, column, at, rest);
   }
-  // Sums of what the digits stand for, over each half of the block: two lanes.
+  // Sums of what the digits stand for: of each half of the block, two lanes, then of both.
+  const float d2 = second ? d / 254.0f : 0.0f;
   const int sum = first.sum + __shfl_xor_sync(ALL, first.sum, 1), sum2 = rest.sum + __shfl_xor_sync(ALL, rest.sum, 1);
-  const float d2 = second ? d / 254.0f : 0.0f, x = d * static_cast<float>(sum) + d2 * static_cast<float>(sum2);
-  uint8_t* line = tile + line_at(column, at / 32);
-  const int part = live ? at % 32 / CHUNK : -1;
-  if (part == 0) store(line, d), store(line + X0_AT, x), store(line + D2_AT, d2);
-  if (part == 2) store(line + X1_AT, x);
+  const float half = d * static_cast<float>(sum) + d2 * static_cast<float>(sum2);
+  const float other = __shfl_xor_sync(ALL, half, 2);
+  if (live && at % 32 == 0) put_line(tile, column, at / 32, d, half + other, other, d2);
 }
 
 // Digits of the whole row. Blocks whose top towers over the row's get a second one (kernels_cpu/src/act_q8.h).

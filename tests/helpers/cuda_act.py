@@ -14,7 +14,7 @@ RECORD = 1280
 
 class Digits:
     """Activations [tokens, k] as first and second digits: ``q``, ``q2`` int [tokens, blocks, 32], ``d``,
-    ``d2``, ``x0``, ``x1`` float32 [tokens, blocks]."""
+    ``d2``, ``x``, ``x1`` float32 [tokens, blocks]."""
 
     def __init__(self, x: F32) -> None:
         v = x.reshape(x.shape[0], -1, 32)
@@ -34,12 +34,13 @@ class Digits:
         with np.errstate(all="ignore"):
             second = np.rint(rest * (np.float32(254) / self.d)[..., None])
         self.q2 = np.where(towers[..., None], second, 0).astype(np.int64)
-        self.x0, self.x1 = (
+        first, self.x1 = (
             self.d * self.q[..., h].sum(-1).astype(np.float32)
             + self.d2 * self.q2[..., h].sum(-1).astype(np.float32)
             for h in (slice(0, 16), slice(16, 32))
         )
-        for part in (self.d, self.x0, self.x1):
+        self.x = first + self.x1
+        for part in (self.d, self.x, self.x1):
             part[~finite] = np.nan
 
     def values(self) -> NDArray[np.float64]:
@@ -52,10 +53,8 @@ class Digits:
         """The bytes of act.cuh; what no kernel may use holds ``junk``."""
         tokens, blocks = self.d.shape
         groups, tiles = -(-blocks // 2), -(-tokens // 8)
-        out = np.full(
-            (tiles, 8, groups, 2, 2, 4, 8), junk, np.uint8
-        )  # tile, token, group, digit, t, j, h*4+i
-        lines = np.full((tiles, groups, 2, 4, 8), np.nan, np.float32)
+        out = np.full((tiles, 8, groups, 2, 2, 4, 8), junk, np.uint8)  # tile, token, group, digit, t, j, h*4+i
+        lines = np.full((tiles, groups, 2, 32), np.nan, np.float32)
 
         def padded(part: NDArray[np.generic]) -> NDArray[np.generic]:
             full = np.zeros((tokens, groups * 2, *part.shape[2:]), part.dtype)
@@ -65,33 +64,23 @@ class Digits:
         flat = out.reshape(tiles * 8, groups, 2, 4, 2, 2, 4)[:tokens].view()
         target = out.reshape(tiles * 8, groups, 2, 4, 2, 2, 4)  # token, group, digit, t, j, h, i
         for digit, q in enumerate((self.q, self.q2)):
-            bytes_ = (
-                padded(q.astype(np.int8)).reshape(tokens, groups, 2, 2, 4, 4).view(np.uint8)
-            )  # j, h, t, i
+            bytes_ = padded(q.astype(np.int8)).reshape(tokens, groups, 2, 2, 4, 4).view(np.uint8)  # j, h, t, i
             bytes_ = bytes_.transpose(0, 1, 4, 2, 3, 5)
             if digit:
                 flagged = padded(self.d2).reshape(tokens, groups, 1, 2, 1, 1) != 0
                 bytes_ = np.where(flagged, bytes_, flat[:, :, 1])
             target[:tokens, :, digit] = bytes_
-        for i, part in enumerate((self.d, self.x0, self.x1, self.d2)):
+        pair = np.arange(8) // 2 * 4 + np.arange(8) % 2  # where d of a token lies in its line
+        places = (pair, pair + 2, 16 + np.arange(8), 24 + np.arange(8))
+        for place, part in zip(places, (self.d, self.x, self.x1, self.d2), strict=True):
             full = np.full((tiles * 8, groups * 2), np.nan, np.float32)
             full[:tokens] = padded(part)
-            lines[:, :, :, i] = full.reshape(tiles, 8, groups, 2).transpose(0, 2, 3, 1)
-        digits = (
-            target.reshape(tiles, 8, groups, 2, 64)
-            .transpose(0, 2, 3, 1, 4)
-            .reshape(tiles, groups, 2, 512)
-        )
-        record = [
-            digits[:, :, 0],
-            lines.view(np.uint8).reshape(tiles, groups, 256),
-            digits[:, :, 1],
-        ]
+            lines[..., place] = full.reshape(tiles, 8, groups, 2).transpose(0, 2, 3, 1)
+        digits = target.reshape(tiles, 8, groups, 2, 64).transpose(0, 2, 3, 1, 4).reshape(tiles, groups, 2, 512)
+        record = [digits[:, :, 0], lines.view(np.uint8).reshape(tiles, groups, 256), digits[:, :, 1]]
         return np.ascontiguousarray(np.concatenate(record, -1)).reshape(-1)
 
 
 def fma(a: NDArray, b: NDArray, c: NDArray) -> F32:
     """float32 a * b + c, rounded once (to a part in 2^40: the sum is rounded at 64 bits before)."""
-    return (a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)).astype(
-        np.float32
-    )
+    return (a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)).astype(np.float32)

@@ -42,18 +42,22 @@ class CudaAttention:
         *,
         rope: Rope | None = None,
         norms: tuple[F32, F32] | None = None,
-        arch: int = 890,
-        sanitizer: str = "",
+        **build: Any,
     ) -> None:
         self.spec, self.kv_type, self._rope, self._norms = spec, kv_type, rope, norms
         part = shapes.kv_part_bytes(kv_type, spec.n_kv_heads, spec.head_dim)
         self.page_bytes, self.k_off, self.v_off = 2 * part + 96, 32, 64 + part
         self.pool = Guarded((n_pages, self.page_bytes), np.uint8, fill=0)
-        self._build: dict[str, Any] = {"arch": arch, "sanitizer": sanitizer}
+        self._build = build  # arguments of simt.build; `sources` has text in place of a file's
+        self._sources: dict[str, str] = build.pop("sources", {})
         self.order = (0, 1)
 
     def _launch(self, file: str, name: str, grid: Any, block: Any, *args: Any) -> None:
-        module = simt.build(KERNELS / file, instances(file, self.spec.head_dim), **self._build)
+        source = self._sources.get(file)
+        names = instances(file, self.spec.head_dim)
+        if source is not None or "sanitizer" in self._build:
+            names = (name,)  # compiled for this launch
+        module = simt.build(KERNELS / file, names, source=source, **self._build)
         with simt.ordered(module, self.order):
             module.launch(name, grid, block, *args)
 
@@ -136,7 +140,7 @@ class CudaAttention:
         )
 
     def stored(self, page: int) -> tuple[F32, F32]:
-        """K and V of a page as they read, turned back if need be: [PAGE, n_kv_heads, head_dim]."""
+        """K and V of a page as codes and scales give them: [PAGE, n_kv_heads, head_dim]."""
         s = self.spec
         part = shapes.kv_part_bytes(self.kv_type, s.n_kv_heads, s.head_dim)
         raw = self.pool.array[page]
@@ -148,19 +152,25 @@ class CudaAttention:
 
 
 def instances(file: str, head_dim: int) -> tuple[str, ...]:
-    """What tests need of a kernel file."""
+    """What tests need of a kernel file: every way of working for heads of 64, else one or two."""
     if file == "rope_kv.cu":
         return tuple(shapes.rope_kv_name(t) for t in shapes.KV_CODES)
     if file == "rotate_heads.cu":
         return ()
-    tiles = {(1, 1), shapes.tile_shape(head_dim, 10**6)}
     kernels = [
-        shapes.name(head_dim, t, tile, parts)
-        for t in shapes.KV_CODES
-        for tile in sorted(tiles)
-        for parts in (False, True)
+        shapes.name(head_dim, kv_type, tile, parts)
+        for kv_type in shapes.KV_CODES
+        for tile, parts in ways(head_dim)
     ]
     return (*kernels, shapes.merge_name(head_dim))
+
+
+def ways(head_dim: int) -> list[tuple[tuple[int, int], bool]]:
+    """Tiles of queries, and whether splits are blocks of their own: all give the same bits."""
+    small, large = (1, 1), shapes.tile_shape(head_dim, 10**6)
+    if head_dim == 64:
+        return [(small, False), (small, True), (large, False), (large, True)]
+    return [(large, False)] if head_dim in (20, 256) else [(small, True)]
 
 
 def places(batch: Batch) -> npt.NDArray[np.int32]:
@@ -173,7 +183,7 @@ def _row_of(batch: Batch) -> npt.NDArray[np.int32]:
     return np.repeat(np.arange(batch.n_rows), np.diff(batch.row_start)).astype(np.int32)
 
 
-_Q4_LEVELS = np.array(
+Q4_LEVELS = np.array(
     [-127, -101, -79, -62, -47, -33, -21, -9, 2, 14, 25, 37, 50, 65, 83, 107], np.float32
 )
 
@@ -199,7 +209,7 @@ def _decode(raw: npt.NDArray[np.uint8], kv_type: str, head_dim: int, is_k: bool)
     else:
         found = values.reshape(dims, PAGE_SIZE).T
     x = found.reshape(PAGE_SIZE, blocks, 32)
-    x = _Q4_LEVELS[x] if kv_type == "q4r" else x.astype(np.float32)
+    x = Q4_LEVELS[x] if kv_type == "q4r" else x.astype(np.float32)
     if kv_type != "f16":
         x = x * scales.T.astype(np.float32)[:, :, None]
     return np.ascontiguousarray(x.reshape(PAGE_SIZE, dims)[:, :head_dim])

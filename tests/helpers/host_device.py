@@ -24,7 +24,7 @@ INSTANCES = {
         *(f"attention<32,{kv},1,1,0>" for kv in (0, 1, 2)),
         *("attention<32,0,1,1,1>", "attention<32,0,2,2,0>", "attention_merge<32>"),
     ),
-    "fmm.cu": tuple(f"fmm<{t},{n}>" for t in (0, 1) for n in (1, 2)),
+    "fmm.cu": ("fmm<0>", "fmm<1>"),
     "qgemm.cu": tuple(f"qgemm<{p},8>" for p in _PAIRS),
     "qmm.cu": tuple(f"qmm<{p},{n}>" for p in _PAIRS for n in (1, 2)),
     "repack.cu": tuple(f"repack<{t}>" for t in (6, 8, 12, 14)),
