@@ -30,6 +30,8 @@ __all__ = [
 TILE = 16
 CHUNK = 256
 GROUP = 64
+#: Row tiles of a block of the kernel for many tokens.
+GEMM_WARPS = 6
 #: Bytes of eight tokens and 64 k of quantized activations.
 RECORD = 1280
 
@@ -143,17 +145,16 @@ def matmul(type_a: int, type_b: int, tiles_a: int, tiles_b: int, k: int, tokens:
     warps, shared = split(k)
     if type_a in _FLOATS:
         assert not tiles_b, "float products take one tensor"
-        wide = 2 if tokens > 8 else 1
-        grid = (-(-tiles_a // (2 * shared)), -(-tokens // (8 * wide)))
-        return Geometry("fmm.cu", f"fmm<{type_a},{wide}>", grid, (32, warps, shared))
+        grid = (-(-tokens // 8), -(-tiles_a // (2 * shared)))
+        return Geometry("fmm.cu", f"fmm<{type_a}>", grid, (32, warps, shared))
     types = f"{type_a},{type_b if tiles_b else type_a}"
     if tokens <= 16:
         grid = (-(-(tiles_a + tiles_b) // shared), 1)
         wide = 2 if tokens > 8 else 1
         return Geometry("qmm.cu", f"qmm<{types},{wide}>", grid, (32, warps, shared))
     wide = 4 if tokens <= 32 else 8
-    grid = (-(-tokens // (8 * wide)), -(-tiles_a // 8) - (-tiles_b // 8))
-    return Geometry("qgemm.cu", f"qgemm<{types},{wide}>", grid, (32, 8, 1))
+    grid = (-(-tokens // (8 * wide)), -(-tiles_a // GEMM_WARPS) - (-tiles_b // GEMM_WARPS))
+    return Geometry("qgemm.cu", f"qgemm<{types},{wide}>", grid, (32, GEMM_WARPS, 1))
 
 
 def repack(ggml_type: int, rows: int, k: int, paired: bool = False) -> Geometry:
