@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from edgerun.backends.base import Memory
 
-__all__ = ["Arena", "Device", "Graph", "Launch"]
+__all__ = ["ALIGN", "Arena", "Device", "Graph", "Launch", "aligned"]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 #: Addresses that kernels read with vector loads.
