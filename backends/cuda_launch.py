@@ -45,7 +45,13 @@ _MOST_PARTS = 256 << 20
 Args: TypeAlias = tuple[np.generic, ...]
 Dims: TypeAlias = tuple[int, int, int]
 
-ptr, i32, i64, f32 = np.uint64, np.int32, np.int64, np.float32
+i32, i64, f32 = np.int32, np.int64, np.float32
+
+
+def ptr(address: int) -> np.uint64:
+    """An address as an argument."""
+    value: np.uint64 = np.uint64(address)
+    return value
 
 
 def row_bytes(buffer: Buffer, n_tokens: int) -> int:
@@ -205,7 +211,8 @@ class Builder:
         return ptr(step.at.buffers[ref.buffer] + 4 * ref.at)
 
     def _stride(self, ref: Ref | None) -> np.int32:
-        return i32(0 if ref is None else self._program.buffers[ref.buffer].width)
+        width: np.int32 = i32(0 if ref is None else self._program.buffers[ref.buffer].width)
+        return width
 
     @staticmethod
     def _count(step: _Step, op: Op) -> int:

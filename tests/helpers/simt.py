@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -101,7 +102,7 @@ def _text(folder: Path, suffixes: tuple[str, ...]) -> str:
 
 def _run(command: Sequence[str], out: Path) -> None:
     """Run a compiler whose output comes to ``out`` whole or not at all."""
-    part = out.with_name(f"{out.name}.{os.getpid()}.{digest(*command)[:6]}")
+    part = out.with_name(f"{out.name}.{os.getpid()}.{threading.get_ident()}")
     done = subprocess.run([*command, "-o", str(part)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:6000]}")
