@@ -53,7 +53,9 @@ class Digits:
         """The bytes of act.cuh; what no kernel may use holds ``junk``."""
         tokens, blocks = self.d.shape
         groups, tiles = -(-blocks // 2), -(-tokens // 8)
-        out = np.full((tiles, 8, groups, 2, 2, 4, 8), junk, np.uint8)  # tile, token, group, digit, t, j, h*4+i
+        out = np.full(
+            (tiles, 8, groups, 2, 2, 4, 8), junk, np.uint8
+        )  # tile, token, group, digit, t, j, h*4+i
         lines = np.full((tiles, groups, 2, 32), np.nan, np.float32)
 
         def padded(part: NDArray[np.generic]) -> NDArray[np.generic]:
@@ -64,7 +66,9 @@ class Digits:
         flat = out.reshape(tiles * 8, groups, 2, 4, 2, 2, 4)[:tokens].view()
         target = out.reshape(tiles * 8, groups, 2, 4, 2, 2, 4)  # token, group, digit, t, j, h, i
         for digit, q in enumerate((self.q, self.q2)):
-            bytes_ = padded(q.astype(np.int8)).reshape(tokens, groups, 2, 2, 4, 4).view(np.uint8)  # j, h, t, i
+            bytes_ = (
+                padded(q.astype(np.int8)).reshape(tokens, groups, 2, 2, 4, 4).view(np.uint8)
+            )  # j, h, t, i
             bytes_ = bytes_.transpose(0, 1, 4, 2, 3, 5)
             if digit:
                 flagged = padded(self.d2).reshape(tokens, groups, 1, 2, 1, 1) != 0
@@ -76,11 +80,21 @@ class Digits:
             full = np.full((tiles * 8, groups * 2), np.nan, np.float32)
             full[:tokens] = padded(part)
             lines[..., place] = full.reshape(tiles, 8, groups, 2).transpose(0, 2, 3, 1)
-        digits = target.reshape(tiles, 8, groups, 2, 64).transpose(0, 2, 3, 1, 4).reshape(tiles, groups, 2, 512)
-        record = [digits[:, :, 0], lines.view(np.uint8).reshape(tiles, groups, 256), digits[:, :, 1]]
+        digits = (
+            target.reshape(tiles, 8, groups, 2, 64)
+            .transpose(0, 2, 3, 1, 4)
+            .reshape(tiles, groups, 2, 512)
+        )
+        record = [
+            digits[:, :, 0],
+            lines.view(np.uint8).reshape(tiles, groups, 256),
+            digits[:, :, 1],
+        ]
         return np.ascontiguousarray(np.concatenate(record, -1)).reshape(-1)
 
 
 def fma(a: NDArray, b: NDArray, c: NDArray) -> F32:
     """float32 a * b + c, rounded once (to a part in 2^40: the sum is rounded at 64 bits before)."""
-    return (a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)).astype(np.float32)
+    return (a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)).astype(
+        np.float32
+    )

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -101,11 +102,14 @@ def _text(folder: Path, suffixes: tuple[str, ...]) -> str:
 
 def _run(command: Sequence[str], out: Path) -> None:
     """Run a compiler whose output comes to ``out`` whole or not at all."""
-    part = out.with_name(f"{out.name}.{os.getpid()}.{_digest(*command)[:6]}")
+    part = out.with_name(f"{out.name}.{os.getpid()}.{threading.get_ident()}")
     done = subprocess.run([*command, "-o", str(part)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:6000]}")
     os.replace(part, out)
+
+
+_engine = threading.Lock()  # compiled once, however many libraries wait for it
 
 
 def _object(source: Path, sanitizer: str) -> Path:
@@ -113,8 +117,9 @@ def _object(source: Path, sanitizer: str) -> Path:
     flags = ["-O2", "-g1", *([f"-DSIMT_KERNELS_{sanitizer.upper()}"] if sanitizer else [])]
     key = _digest(_base(), flags, _text(ENGINE, (".h", ".cpp")))
     out = CACHE / f"{source.stem}-{sanitizer or 'plain'}-{key}.o"
-    if not out.exists():
-        _run([*_base(), *flags, "-c", str(source)], out)
+    with _engine:
+        if not out.exists():
+            _run([*_base(), *flags, "-c", str(source)], out)
     return out
 
 
@@ -241,7 +246,7 @@ def library(
     out = CACHE / f"{path.stem}-{sanitizer or 'plain'}-{_digest(_base(), flags, unit, heads)}.so"
     if not out.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        cpp = out.with_suffix(f".{os.getpid()}.cpp")
+        cpp = out.with_suffix(f".{os.getpid()}.{threading.get_ident()}.cpp")
         cpp.write_text(unit)
         objects = [str(_object(ENGINE / s, sanitizer)) for s in ("simt.cpp", "mma.cpp")]
         command = [*_base(), *flags, "-shared", str(cpp), "-x", "none", *objects]
