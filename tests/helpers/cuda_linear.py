@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 from gguf import GGMLQuantizationType as T
-from helpers import simt
-from helpers.cuda_act import Digits
 from numpy.typing import NDArray
 
 from edgerun.backends import cuda_weights as cw
+from helpers import simt
+from helpers.cuda_act import Digits
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]

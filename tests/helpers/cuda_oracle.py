@@ -1,16 +1,16 @@
-"""The CUDA matrix products bit for bit in numpy: the order of additions of kernels_cuda/dot.cuh over
-codes and scales read straight from the file format."""
+"""The CUDA matrix products bit for bit in numpy: the order of additions of dot.cuh, over codes and
+scales read straight from the file format."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 import numpy as np
-from gguf import GGML_QUANT_SIZES
+from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as T
-from gguf import quants
-from helpers.cuda_act import Digits, fma
 from numpy.typing import NDArray
+
+from helpers.cuda_act import Digits, fma
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -124,6 +124,26 @@ def blocks(t: T, rows: U8) -> Blocks:
     )
 
 
+def _add_digit(w: Blocks, b: int, q: I64, d: F32, o: F32) -> F32:
+    """``o`` plus block b of one digit: an exact integer, then one fma."""
+    if w.half is None:
+        total = q @ w.code[:, b].T
+    else:
+        low, high = (q[:, h] @ w.code[:, b, h].T for h in (slice(0, 16), slice(16, 32)))
+        total = low * w.half[:, b, 0] + high * w.half[:, b, 1]
+    with np.errstate(invalid="ignore"):
+        return fma(total.astype(np.float32), w.s[None, :, b] * d[:, None], o)
+
+
+def _add_minima(w: Blocks, b: int, x: Digits, o: F32) -> F32:
+    if w.m is None:
+        return o
+    if w.half is None:
+        return fma(w.m[None, :, b, 0], x.x[:, b, None], o)
+    o = fma(w.m[None, :, b, 0], (x.x[:, b] - x.x1[:, b])[:, None], o)
+    return fma(w.m[None, :, b, 1], x.x1[:, b, None], o)
+
+
 def product(t: T, rows: U8, x: Digits) -> F32:
     """``x @ weights.T`` with the kernels' bits, float32 [tokens, n]."""
     w = blocks(t, rows)
@@ -131,28 +151,15 @@ def product(t: T, rows: U8, x: Digits) -> F32:
     chunks = -(-n_blocks // 8)
     n_parts = min(8, chunks)
     parts = np.zeros((n_parts, len(x.d), len(rows)), np.float32)
-    for b in range(n_blocks):
-        o = parts[b // 8 % n_parts]
-        for q, d in ((x.q[:, b], x.d[:, b]), (x.q2[:, b], x.d2[:, b])):
-            if w.half is None:
-                total = q @ w.code[:, b].T
-            else:
-                two = [
-                    (q[:, h] @ w.code[:, b, h].T) * w.half[:, b, i] for i, h in enumerate(_HALVES)
-                ]
-                total = two[0] + two[1]
-            with np.errstate(invalid="ignore"):
-                o = fma(total.astype(np.float32), w.s[None, :, b] * d[:, None], o)
-        if w.m is not None and w.half is None:
-            o = fma(w.m[None, :, b, 0], x.x[:, b, None], o)
-        elif w.m is not None:
-            o = fma(w.m[None, :, b, 0], (x.x[:, b] - x.x1[:, b])[:, None], o)
-            o = fma(w.m[None, :, b, 1], x.x1[:, b, None], o)
-        parts[b // 8 % n_parts] = o
+    for first in range(0, n_blocks, 2):  # groups of 64 k
+        part = first // 8 % n_parts
+        both = range(first, min(first + 2, n_blocks))
+        for b in both:
+            parts[part] = _add_digit(w, b, x.q[:, b], x.d[:, b], parts[part])
+            parts[part] = _add_minima(w, b, x, parts[part])
+        for b in both:
+            parts[part] = _add_digit(w, b, x.q2[:, b], x.d2[:, b], parts[part])
     y = parts[0]
     for p in parts[1:]:
         y = y + p
     return y
-
-
-_HALVES = (slice(0, 16), slice(16, 32))
