@@ -1,7 +1,7 @@
 """Matrix products on the device: how weights are packed, how work is split, which kernel runs.
 
-The layouts are kernels_cuda/formats.cuh's and act.cuh's; the numbers here are held to the kernels' by
-tests. Nothing here needs a device.
+The layouts are those of formats.cuh and act.cuh in kernels_cuda; tests hold the numbers here to the
+kernels'. Nothing here needs a device.
 """
 
 from __future__ import annotations
@@ -137,7 +137,8 @@ def matmul(type_a: int, type_b: int, tiles_a: int, tiles_b: int, k: int, tokens:
 
     - quantized: ``wa, wb, act, bias, residual, y, tiles_a, tiles, ceil(k/64), tokens, rows, ld,
       epilogue``; one tensor: ``wb = wa`` and ``tiles = tiles_a``
-    - floats, one tensor only: ``w, x, bias, residual, y, tiles, k, tokens, ldx, rows, ld, epilogue``
+    - floats, one tensor only: ``w, x, bias, residual, y, tiles, k, tokens, ldx, rows, ld,
+      epilogue``
 
     ``bias`` (16 values a tile) and ``residual`` (as ``y``) may be null; ``rows`` is how many values
     of a token are stored, ``ld`` the floats from one token of y to the next.
@@ -158,7 +159,7 @@ def matmul(type_a: int, type_b: int, tiles_a: int, tiles_b: int, k: int, tokens:
 
 
 def repack(ggml_type: int, rows: int, k: int, paired: bool = False) -> Geometry:
-    """Arguments ``src, src2, dst, rows, k``: file rows, those of the up projection or null, int32s."""
+    """Arguments ``src, src2, dst, rows, k``: file rows, the up projection's or null, int32s."""
     grid = (-(-k // CHUNK), n_tiles(rows, paired))
     if ggml_type in _FLOATS:
         return Geometry("repack_float.cu", f"repack_float<{ggml_type}>", grid, (256, 1, 1))

@@ -109,13 +109,17 @@ def _run(command: Sequence[str], out: Path) -> None:
     os.replace(part, out)
 
 
+_engine = threading.Lock()  # compiled once, however many libraries wait for it
+
+
 def _object(source: Path, sanitizer: str) -> Path:
     """A part of the engine; threads are never checked within it, kernels' accesses only."""
     flags = ["-O2", "-g1", *([f"-DSIMT_KERNELS_{sanitizer.upper()}"] if sanitizer else [])]
     key = digest(_base(), flags, _text(ENGINE, (".h", ".cpp")))
     out = CACHE / f"{source.stem}-{sanitizer or 'plain'}-{key}.o"
-    if not out.exists():
-        _run([*_base(), *flags, "-c", str(source)], out)
+    with _engine:
+        if not out.exists():
+            _run([*_base(), *flags, "-c", str(source)], out)
     return out
 
 
@@ -258,7 +262,7 @@ def library(
     out = CACHE / f"{path.stem}-{sanitizer or 'plain'}-{digest(_base(), flags, unit, heads)}.so"
     if not out.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        cpp = out.with_suffix(f".{os.getpid()}.cpp")
+        cpp = out.with_suffix(f".{os.getpid()}.{threading.get_ident()}.cpp")
         cpp.write_text(unit)
         objects = [str(_object(ENGINE / s, sanitizer)) for s in ("simt.cpp", "mma.cpp")]
         command = [*_base(), *flags, "-shared", str(cpp), "-x", "none", *objects]
