@@ -6,7 +6,6 @@ are recorded as a graph the second time a bucket is met, and replayed from then 
 
 from __future__ import annotations
 
-import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from edgerun.backends import base
-from edgerun.backends.cuda_device import Arena, Device, Graph, Launch
+from edgerun.backends.cuda_device import Arena, Bytes, Device, Graph, Launch
 from edgerun.backends.cuda_kv import CudaKVPool
 from edgerun.backends.cuda_launch import Addresses, Builder, row_bytes
 from edgerun.backends.cuda_recorder import Lowered
-from edgerun.backends.cuda_step import MOST_PADDED, Block, Shape, bucket, check, padded_shape
+from edgerun.backends.cuda_step import (
+    MOST_PADDED,
+    Block,
+    Inputs,
+    Shape,
+    bucket,
+    check,
+    padded_shape,
+)
 from edgerun.backends.rope_table import RopeTable
 
 __all__ = ["CudaProgram"]
@@ -30,10 +37,11 @@ _MOST_PLANS = 64
 
 @dataclass(eq=False)
 class _Plan:
-    """What a step of one shape does."""
+    """What a step of one shape does, and where."""
 
-    block: Block
     launches: list[Launch]
+    inputs: Inputs
+    addresses: Addresses
     uses: int = 0
     graph: Graph | None = None
 
@@ -84,7 +92,8 @@ class CudaProgram(base.Program):
         self._plans: OrderedDict[tuple[Shape, bool], _Plan] = OrderedDict()
         self._small = _Room(device, self._plans.clear)
         self._large = _Room(device, lambda: None)
-        self._staging = device.pinned(1 << 16)
+        self._stagings: dict[Shape | None, Bytes] = {}
+        self._tilings = [self._builder.tilings(n) for n in (1, MOST_PADDED + 1)]
         self._logits = device.pinned(4 * self.n_vocab).view(np.float32)
         self._best = device.pinned(4 * MOST_PADDED).view(np.int32)
         self._steps = 0
@@ -109,9 +118,10 @@ class CudaProgram(base.Program):
         if batch.n_tokens == 0:
             return np.zeros((0, self.n_vocab), np.float32)
         want_best = batch.want_best and n > 0
-        plan, addresses = self._plan(self._shape(batch), want_best)
-        self._upload(plan, batch, addresses)
+        plan = self._plan(batch, want_best)
+        self._upload(plan, batch)
         self._go(plan)
+        addresses = plan.addresses
         self._steps += 1
         if n == 0:
             self._device.sync()  # the next step's inputs take the place of these
@@ -121,14 +131,7 @@ class CudaProgram(base.Program):
         self._best = self._host(self._best, n).view(np.int32)
         self._device.download(self._best[:n], addresses.best)
         self.best = self._best[:n].copy()
-        step = self._steps
-
-        @functools.cache
-        def fetch() -> base.F32:
-            assert step == self._steps, "these logits were another step's"
-            return self._fetch(n, addresses)
-
-        return cast(base.F32, _Fetched(fetch, range(n)))
+        return cast(base.F32, _Fetched(_Logits(self, n, addresses), range(n)))
 
     def _fetch(self, n: int, addresses: Addresses) -> base.F32:
         """Bring the logits of ``n`` outputs over, and wait for them."""
@@ -141,12 +144,9 @@ class CudaProgram(base.Program):
         """What :meth:`run` would launch for ``batch``, whose inputs are on the device now: good
         until the next call of either. For measurements."""
         check(batch, self._n_tokens, self._n_ctx, self._kv.n_pages)
-        plan, addresses = self._plan(self._shape(batch), batch.want_best)
-        self._upload(plan, batch, addresses)
+        plan = self._plan(batch, batch.want_best)
+        self._upload(plan, batch)
         return plan.launches
-
-    def _shape(self, batch: base.Batch) -> Shape:
-        return padded_shape(batch, self._builder.tilings(batch.n_tokens))
 
     def _host(self, array: npt.NDArray[np.generic], n: int) -> npt.NDArray[np.generic]:
         """``array``, or a larger one for ``n`` words."""
@@ -154,22 +154,33 @@ class CudaProgram(base.Program):
             return array
         return self._device.pinned(4 * max(n, 2 * len(array))).view(array.dtype)
 
-    def _plan(self, shape: Shape, want_best: bool) -> tuple[_Plan, Addresses]:
-        tilings = self._builder.tilings(shape.n_tokens)
-        block = Block(shape, tilings, [r.width for r in self._ropes])
-        addresses = self._addresses(shape, block)
+    def _plan(self, batch: base.Batch, want_best: bool) -> _Plan:
+        tilings = self._tilings[batch.n_tokens > MOST_PADDED]
+        shape = padded_shape(batch, tilings)
         key = (shape, want_best)
-        plan = self._plans.get(key) if shape.padded else None
-        if plan is None:
-            plan = _Plan(block, self._builder.build(shape, block, addresses, want_best))
+        plan = self._plans.get(key)
+        if plan is not None:
+            self._plans.move_to_end(key)
+        else:
+            block = Block(shape, tilings, [r.width for r in self._ropes])
+            addresses = self._addresses(shape, block)
+            launches = self._builder.build(shape, block, addresses, want_best)
+            plan = _Plan(launches, block.inputs(self._staging(shape, block.nbytes)), addresses)
             if shape.padded:
                 self._plans[key] = plan
                 if len(self._plans) > _MOST_PLANS:
                     self._plans.popitem(last=False)
-        else:
-            self._plans.move_to_end(key)
         self.n_launches = len(plan.launches)
-        return plan, addresses
+        return plan
+
+    def _staging(self, shape: Shape, nbytes: int) -> Bytes:
+        """Host memory for a step's inputs: each padded shape's own, one for all others."""
+        key = shape if shape.padded else None
+        found = self._stagings.get(key)
+        if found is None or len(found) < nbytes:
+            found = self._device.pinned(nbytes if shape.padded else 2 * nbytes)
+            self._stagings[key] = found
+        return found
 
     def _addresses(self, shape: Shape, block: Block) -> Addresses:
         room = self._small if shape.padded else self._large
@@ -181,18 +192,14 @@ class CudaProgram(base.Program):
         found = room.fit([block.nbytes, parts, best, *sizes])
         return Addresses(found[0], found[1], found[2], found[3:])
 
-    def _upload(self, plan: _Plan, batch: base.Batch, addresses: Addresses) -> None:
+    def _upload(self, plan: _Plan, batch: base.Batch) -> None:
         n_pos = int(batch.positions.max()) + 1
-        turns = [r.upto(n_pos)[batch.positions] for r in self._ropes]
-        size = plan.block.nbytes
-        if size > len(self._staging):
-            self._staging = self._device.pinned(2 * size)
-        plan.block.fill(self._staging[:size], batch, turns)
-        self._device.upload(addresses.step, self._staging[:size])
+        plan.inputs.fill(batch, [r.upto(n_pos) for r in self._ropes])
+        self._device.upload(plan.addresses.step, plan.inputs.memory)
 
     def _go(self, plan: _Plan) -> None:
         plan.uses += 1
-        if plan.graph is None and plan.uses == 2 and plan.block.shape.padded:
+        if plan.graph is None and plan.uses == 2 and plan.inputs.shape.padded:
             # Not the first time: kernels that were never launched are still being loaded then.
             plan.graph = self._device.capture(plan.launches)
         if plan.graph is not None:
@@ -202,12 +209,28 @@ class CudaProgram(base.Program):
             self._device.launch(launch)
 
 
+class _Logits:
+    """What a step left on the device, until the next one."""
+
+    def __init__(self, program: CudaProgram, n: int, addresses: Addresses) -> None:
+        self._program = program
+        self._step = program._steps
+        self._where = n, addresses
+        self._rows: base.F32 | None = None
+
+    def rows(self) -> base.F32:
+        assert self._step == self._program._steps, "these logits were another step's"
+        if self._rows is None:
+            self._rows = self._program._fetch(*self._where)
+        return self._rows
+
+
 class _Fetched:
     """Implements :class:`~edgerun.backends.base.Rows`: greedy texts need ids alone, and a row of
     logits is half a megabyte."""
 
-    def __init__(self, fetch: Callable[[], base.F32], rows: range) -> None:
-        self._fetch = fetch
+    def __init__(self, logits: _Logits, rows: range) -> None:
+        self._logits = logits
         self._rows = rows
 
     def __len__(self) -> int:
@@ -215,9 +238,9 @@ class _Fetched:
 
     def __getitem__(self, at: int | slice) -> base.F32 | _Fetched:
         if isinstance(at, slice):
-            return _Fetched(self._fetch, self._rows[at])
-        row: base.F32 = self._fetch()[self._rows[at]]
+            return _Fetched(self._logits, self._rows[at])
+        row: base.F32 = self._logits.rows()[self._rows[at]]
         return row
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self._fetch()[self._rows.start : self._rows.stop], dtype)
+        return np.array(self._logits.rows()[self._rows.start : self._rows.stop], dtype)

@@ -6,8 +6,10 @@ of few tokens are padded to a bucket: launches then depend on nothing else, and 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +19,7 @@ from edgerun.backends import base, cuda_attention
 from edgerun.errors import BackendError, RequestError
 
 __all__ = [
-    "MOST_PADDED", "Block", "Shape", "Tiling", "bucket", "check", "padded_shape",
+    "MOST_PADDED", "Block", "Inputs", "Shape", "Tiling", "bucket", "check", "padded_shape",
 ]  # fmt: skip
 
 #: Most tokens of a step that is padded and replayed.
@@ -70,31 +72,36 @@ def check(batch: base.Batch, n_vocab: int, n_ctx: int, n_pool: int) -> None:
         BackendError: a position at or past ``n_ctx``, a row without a page for one of its tokens,
             a page that the pool of ``n_pool`` lacks, or arrays that disagree.
     """
-    tokens, starts = batch.tokens, batch.row_start
-    n = np.diff(starts)
+    tokens, starts, past = batch.tokens.tolist(), batch.row_start.tolist(), batch.n_past.tolist()
+    n, rows = len(tokens), len(past)
     if (
-        len(batch.positions) != len(tokens)
-        or len(starts) != batch.n_rows + 1
-        or len(batch.pages) != batch.n_rows
-        or (len(starts) and (starts[0] != 0 or starts[-1] != len(tokens)))
-        or (n < 0).any()
+        len(batch.positions) != n
+        or len(starts) != rows + 1
+        or len(batch.pages) != rows
+        or (starts[0], starts[-1]) != (0, n)
+        or sorted(starts) != starts
+        or min(past, default=0) < 0
     ):
-        raise BackendError("the batch's arrays disagree in length")
-    if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < n_vocab:
-        bad = tokens[(tokens < 0) | (tokens >= n_vocab)]
-        raise RequestError(f"token id {int(bad[0])} is outside the vocabulary of {n_vocab} tokens")
-    if len(tokens) and int(batch.positions.max()) >= n_ctx:
-        raise BackendError(
-            f"position {int(batch.positions.max())} is past the context of {n_ctx} tokens"
-        )
-    if len(batch.outputs) and not 0 <= batch.outputs.min() <= batch.outputs.max() < len(tokens):
+        raise BackendError("the batch's arrays disagree")
+    if not n:
+        return
+    if min(tokens) < 0 or max(tokens) >= n_vocab:
+        bad = next(t for t in tokens if not 0 <= t < n_vocab)
+        raise RequestError(f"token id {bad} is outside the vocabulary of {n_vocab} tokens")
+    positions, outputs = batch.positions.tolist(), batch.outputs.tolist()
+    if min(positions) < 0 or max(positions) >= n_ctx:
+        raise BackendError(f"position {max(positions)} is past the context of {n_ctx} tokens")
+    if outputs and (min(outputs) < 0 or max(outputs) >= n):
         raise BackendError("an output of the batch names no token")
-    totals = batch.n_past + n
-    for r in range(batch.n_rows):
-        pages = batch.pages[r, : -(-int(totals[r]) // base.PAGE_SIZE)]
-        short = len(pages) * base.PAGE_SIZE < totals[r]
-        if short or (len(pages) and not 0 <= pages.min() <= pages.max() < n_pool):
-            raise BackendError(f"row {r} has {totals[r]} tokens but pages {pages.tolist()}")
+    totals = np.diff(batch.row_start) + batch.n_past
+    needed = -(-totals // base.PAGE_SIZE)
+    places = np.arange(batch.pages.shape[1])
+    bad_pages = (batch.pages < 0) | (batch.pages >= n_pool)
+    wrong = (bad_pages & (places < needed[:, None])).any(axis=1) | (needed > len(places))
+    if wrong.any():
+        r = int(wrong.argmax())
+        found = batch.pages[r, : needed[r]].tolist()
+        raise BackendError(f"row {r} has {totals[r]} tokens but pages {found}")
 
 
 def bucket(n: int) -> int:
@@ -104,12 +111,13 @@ def bucket(n: int) -> int:
 
 def padded_shape(batch: base.Batch, tilings: Sequence[Tiling]) -> Shape:
     """The shape a batch runs with. ``tilings`` are those of its size."""
+    starts, past = batch.row_start.tolist(), batch.n_past.tolist()
+    counts = [b - a for a, b in pairwise(starts)]
     n, rows, outputs = batch.n_tokens, batch.n_rows, len(batch.outputs)
-    longest = int((batch.n_past + np.diff(batch.row_start)).max(initial=1))
+    longest = max(map(sum, zip(counts, past, strict=True)), default=1)
     pages, splits = -(-longest // base.PAGE_SIZE), -(-longest // cuda_attention.SPLIT)
     if n > MOST_PADDED:
-        counts = np.diff(batch.row_start)
-        tiles = tuple(int((-(-counts * t.group // t.rows)).sum()) for t in tilings)
+        tiles = tuple(sum(-(-c * t.group // t.rows) for c in counts) for t in tilings)
         return Shape(n, rows, outputs, pages, splits, tiles, False)
     n = bucket(n)
     splits = bucket(splits)
@@ -119,7 +127,8 @@ def padded_shape(batch: base.Batch, tilings: Sequence[Tiling]) -> Shape:
 
 
 class Block:
-    """Where each input of steps of one shape lies, in bytes from the block's start."""
+    """Where each input of steps of one shape lies, in bytes from the block's start: first what
+    are lists of numbers, then pages and ropes' turns."""
 
     def __init__(self, shape: Shape, tilings: Sequence[Tiling], rope_widths: Sequence[int]) -> None:
         self.shape = shape
@@ -133,51 +142,87 @@ class Block:
         self._add("n_past", shape.n_rows)
         self._add("outputs", shape.n_outputs)
         for i, n in enumerate(shape.n_tiles):
-            self._add(f"tiles{i}", n, 2)
-        for i, width in enumerate(rope_widths):
-            self._add(f"turns{i}", shape.n_tokens, width)
+            self._add(f"tiles{i}", 2 * n)
+        self._lists = self.nbytes
         self._add("pages", shape.n_rows, shape.n_pages)
+        self._turns = [f"turns{i}" for i in range(len(rope_widths))]
+        for name, width in zip(self._turns, rope_widths, strict=True):
+            self._add(name, shape.n_tokens, width)
 
     def _add(self, name: str, *dims: int) -> None:
         self._at[name] = (self.nbytes, dims)
-        size = 4 * int(np.prod(dims, dtype=np.int64))
-        self.nbytes += -(-size // 16) * 16
+        self.nbytes += _aligned(math.prod(dims)) * 4
 
     def offset(self, name: str) -> int:
         return self._at[name][0]
 
-    def _view(self, memory: npt.NDArray[np.uint8], name: str, dtype: Any = np.int32) -> Any:
-        start, dims = self._at[name]
-        size = 4 * int(np.prod(dims, dtype=np.int64))
-        return memory[start : start + size].view(dtype).reshape(dims)
+    def inputs(self, memory: npt.NDArray[np.uint8]) -> Inputs:
+        """Where to write batches, in ``nbytes`` bytes of memory."""
 
-    def fill(
-        self, memory: npt.NDArray[np.uint8], batch: base.Batch, turns: Sequence[base.F32]
-    ) -> None:
-        """Write a batch. ``turns``: of each rope float32 [n_tokens, width], by token.
+        def view(name: str, dtype: Any) -> Any:
+            start, dims = self._at[name]
+            return memory[start : start + 4 * math.prod(dims)].view(dtype).reshape(dims)
+
+        memory[: self.nbytes].view(np.int32)[:] = NONE
+        turns = [view(name, np.float32) for name in self._turns]
+        for table in turns:
+            table[:] = 0.0
+        lists = memory[: self._lists].view(np.int32)
+        return Inputs(self.shape, self._tilings, memory[: self.nbytes], lists,
+                      view("pages", np.int32), turns)  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Inputs:
+    """Views of one block's parts."""
+
+    shape: Shape
+    tilings: tuple[Tiling, ...]
+    memory: npt.NDArray[np.uint8]
+    lists: I32
+    pages: I32
+    turns: list[base.F32]
+
+    def fill(self, batch: base.Batch, tables: Sequence[base.F32]) -> None:
+        """Write a batch; ``tables`` are the ropes', by position.
 
         A padding token lies nowhere in its sequence: it writes no K and V, and nobody reads it.
+        Nor does anybody read what earlier batches left behind the pages of a row.
         """
-        n, rows = batch.n_tokens, batch.n_rows
-        counts, starts = np.diff(batch.row_start), batch.row_start.tolist()
-        self._put(memory, "tokens", batch.tokens, 0)
-        row_of = np.repeat(np.arange(rows, dtype=np.int32), counts)
-        self._put(memory, "row_of", row_of, 0)
-        within = np.arange(n, dtype=np.int32) - batch.row_start[:-1][row_of]
-        self._put(memory, "kvpos", batch.n_past[row_of] + within, NONE)
-        self._put(memory, "row_start", batch.row_start, n)
-        self._put(memory, "n_past", batch.n_past, 0)
-        self._put(memory, "outputs", batch.outputs, 0)
-        for i, tiling in enumerate(self._tilings):
-            tiles = cuda_attention.query_tiles(starts, tiling.group, tiling.tile)
-            self._put(memory, f"tiles{i}", tiles, NONE)
-        for i, table in enumerate(turns):
-            view = self._view(memory, f"turns{i}", np.float32)
-            view[:n], view[n:] = table, 0.0
-        pages = self._view(memory, "pages")
-        wide = min(pages.shape[1], batch.pages.shape[1])
-        pages[:rows, :wide], pages[:rows, wide:], pages[rows:] = batch.pages[:, :wide], NONE, NONE
+        shape, n = self.shape, batch.n_tokens
+        starts, past = batch.row_start.tolist(), batch.n_past.tolist()
+        row_of: list[int] = []
+        kvpos: list[int] = []
+        for r, (a, b) in enumerate(pairwise(starts)):
+            row_of += [r] * (b - a)
+            kvpos += range(past[r], past[r] + b - a)
+        parts = [
+            (batch.tokens.tolist(), shape.n_tokens, 0), (row_of, shape.n_tokens, 0),
+            (kvpos, shape.n_tokens, NONE), (starts, shape.n_rows + 1, n), (past, shape.n_rows, 0),
+            (batch.outputs.tolist(), shape.n_outputs, 0),
+        ]  # fmt: skip
+        for tiling, most in zip(self.tilings, shape.n_tiles, strict=True):
+            parts.append((_tiles(starts, tiling), 2 * most, NONE))
+        flat: list[int] = []
+        for values, size, rest in parts:
+            flat += values
+            flat += [rest] * (_aligned(size) - len(values))
+        self.lists[:] = flat
+        wide = min(self.pages.shape[1], batch.pages.shape[1])
+        self.pages[: batch.n_rows, :wide] = batch.pages[:, :wide]
+        for view, table in zip(self.turns, tables, strict=True):
+            np.take(table, batch.positions, axis=0, out=view[:n])
 
-    def _put(self, memory: npt.NDArray[np.uint8], name: str, values: I32, rest: int) -> None:
-        view = self._view(memory, name)
-        view[: len(values)], view[len(values) :] = values, rest
+
+def _aligned(words: int) -> int:
+    """Words of a part: its neighbours begin at multiples of 16 bytes."""
+    return -(-words // 4) * 4
+
+
+def _tiles(starts: Sequence[int], tiling: Tiling) -> list[int]:
+    """As :func:`cuda_attention.query_tiles`, in one list."""
+    found: list[int] = []
+    for r, (a, b) in enumerate(pairwise(starts)):
+        for q in range(0, (b - a) * tiling.group, tiling.rows):
+            found += (r, q)
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edgerun.backends import cuda_attention
 from edgerun.backends.base import PAGE_SIZE, Batch
 from edgerun.backends.cuda_step import Block, Tiling, check, padded_shape
 from edgerun.errors import BackendError, RequestError
@@ -55,8 +56,8 @@ def test_padding_is_nowhere() -> None:
     shape = padded_shape(batch, TILINGS)
     block = Block(shape, TILINGS, [4])
     memory = np.full(block.nbytes, 0xFF, np.uint8)
-    turns = np.arange(20, dtype=np.float32).reshape(5, 4)
-    block.fill(memory, batch, [turns])
+    table = np.arange(400, dtype=np.float32).reshape(100, 4)
+    block.inputs(memory).fill(batch, [table])
     assert read(block, memory, "tokens", 8) == [1, 2, 3, 4, 5, 0, 0, 0]
     assert read(block, memory, "row_of", 8) == [0, 0, 0, 1, 1, 0, 0, 0]
     assert read(block, memory, "kvpos", 8) == [40, 41, 42, 0, 1, -1, -1, -1]
@@ -75,20 +76,39 @@ def test_padding_is_nowhere() -> None:
     assert (pages[2:] == -1).all()
     start = block.offset("turns0")
     found = memory[start : start + 8 * 16].view(np.float32).reshape(8, 4)
-    np.testing.assert_array_equal(found[:5], turns)
+    np.testing.assert_array_equal(found[:5], table[[40, 41, 42, 0, 1]])
     assert (found[5:] == 0).all()
+
+
+@pytest.mark.parametrize("tile", [(1, 1), (2, 2), (2, 1)])
+def test_tiles_are_attentions(tile: tuple[int, int]) -> None:
+    tiling = Tiling(5, tile)
+    batch = Batch.pack([(list(range(n)), 0, [0, 1, 2, 3], []) for n in (1, 40, 3, 100)])
+    shape = padded_shape(batch, [tiling])
+    block = Block(shape, [tiling], [])
+    memory = np.zeros(block.nbytes, np.uint8)
+    block.inputs(memory).fill(batch, [])
+    expected = cuda_attention.query_tiles(batch.row_start.tolist(), 5, tile)
+    assert read(block, memory, "tiles0", 2 * shape.n_tiles[0]) == expected.reshape(-1).tolist()
 
 
 def test_inputs_do_not_overlap() -> None:
     shape = padded_shape(decode(3000, 17), TILINGS)
     block = Block(shape, TILINGS, [64, 32])
     names = ["tokens", "row_of", "kvpos", "row_start", "n_past", "outputs", "tiles0", "tiles1"]
-    names += ["turns0", "turns1", "pages"]
+    names += ["pages", "turns0", "turns1"]
     starts = [block.offset(n) for n in names]
     assert sorted(starts) == starts
     assert len(set(starts)) == len(starts)
     assert all(s % 16 == 0 for s in starts)
-    sizes = {"tokens": 2, "row_start": 3, "outputs": 2, "tiles1": 8, "turns0": 128, "turns1": 64}
+    sizes = {
+        "tokens": 2,
+        "row_start": 3,
+        "outputs": 2,
+        "tiles1": 8,
+        "pages": 2 * 128,
+        "turns0": 128,
+    }
     for name, n in sizes.items():
         i = names.index(name)
         assert starts[i + 1] - starts[i] >= 4 * n, name
