@@ -140,7 +140,7 @@ def compile_kernel(
 
 def _text(size_of: Any, get: Any, program: Any) -> bytes:
     _, size = size_of(program)
-    out = b" " * size  # filled in place
+    out: bytes = b" " * int(size)  # filled in place
     get(program, out)
     return out
 
