@@ -102,6 +102,7 @@ class CudaBackend(base.Backend):
         """Bring the file's rows over slice by slice, in the file's order."""
         if not packs:
             return
+        self.device.load(cuda_weights.repack(p.type, p.n_out, p.n_in).name for p in packs)
         staging = self.device.alloc(max(p.slice_rows * p.row_bytes * len(p.tensors) for p in packs))
         try:
             for p in sorted(packs, key=lambda p: p.tensors[0].data.ctypes.data):

@@ -9,7 +9,7 @@ A kernel's arguments are numpy scalars of exactly the kernel's types; addresses 
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from edgerun.backends.base import Memory
 
-__all__ = ["Arena", "Device", "Graph", "Launch"]
+__all__ = ["ALIGN", "Arena", "Device", "Graph", "Launch", "aligned"]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 #: Addresses that kernels read with vector loads.
@@ -98,6 +98,16 @@ class Device(abc.ABC):
             BackendError: it cannot be compiled for this device.
         """
 
+    def load(self, names: Iterable[str]) -> None:
+        """Make :meth:`kernel` quick for all of ``names``: what is not on disk is compiled, several
+        at once.
+
+        Raises:
+            BackendError: as :meth:`kernel`.
+        """
+        for name in names:
+            self.kernel(name)
+
     @abc.abstractmethod
     def launch(self, launch: Launch) -> None: ...
 
@@ -150,7 +160,3 @@ class Arena:
 def aligned(n: int) -> int:
     """``n`` rounded up to what alignment takes."""
     return -(-n // ALIGN) * ALIGN
-
-
-#: What opens the device of a backend that was not given one.
-Opener: TypeAlias = Callable[[], Device]

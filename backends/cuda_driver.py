@@ -7,8 +7,10 @@ through cuda.bindings, as addresses are all that kernels need.
 from __future__ import annotations
 
 import ctypes
+import logging
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,8 @@ from edgerun.backends.host import nvidia_driver
 from edgerun.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
 __all__ = ["CudaDevice", "open_device"]
+
+log = logging.getLogger(__name__)
 
 #: Turing, the first with int8 tensor cores; also the oldest that CUDA 13 compiles for.
 OLDEST = (7, 5)
@@ -107,6 +111,7 @@ class CudaDevice(Device):
         self._kernels: dict[str, Any] = {}
         self._modules: dict[bytes, Any] = {}
         self._configs: dict[Any, Any] = {}
+        self._checked: set[str] = set()
         self._allocated: set[int] = set()
         self._pinned: list[int] = []
         self._graphs: list[Any] = []
@@ -200,6 +205,15 @@ class CudaDevice(Device):
                 raise BackendError(f"kernel {name} does not load: {_line(e)}") from None
         return found
 
+    def load(self, names: Iterable[str]) -> None:
+        wanted = list(dict.fromkeys(names))
+        started = time.perf_counter()
+        cuda_kernels.prepare(wanted, self.capability)
+        seconds = time.perf_counter() - started
+        if seconds > 1:
+            log.info("%d kernels were compiled for %s in %.1f s", len(wanted), self.name, seconds)
+        super().load(wanted)
+
     def _config(self, launch: Launch) -> Any:
         key = (launch.grid, launch.block, launch.smem)
         found = self._configs.get(key)
@@ -214,6 +228,9 @@ class CudaDevice(Device):
         self._launch_on(self._stream, launch)
 
     def _launch_on(self, stream: Any, launch: Launch) -> None:
+        if launch.name not in self._checked:
+            _check_arguments(launch)
+            self._checked.add(launch.name)
         try:
             self._core.launch(stream, self._config(launch), launch.kernel, *launch.args)
         except Exception as e:
@@ -263,6 +280,16 @@ class CudaDevice(Device):
             self._driver.cuMemFreeHost(address)
         self._stream.close()
         self._closed = True
+
+
+def _check_arguments(launch: Launch) -> None:
+    """The driver reads as many bytes as the kernel takes, whatever was given."""
+    wanted = [int(x.size) for x in launch.kernel.arguments_info]
+    given = [a.nbytes for a in launch.args]
+    if given != wanted:
+        raise BackendError(
+            f"kernel {launch.name} takes arguments of {wanted} bytes, and was given {given}"
+        )
 
 
 class _CudaGraph(Graph):

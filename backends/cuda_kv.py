@@ -9,7 +9,7 @@ import numpy as np
 
 from edgerun.backends import base
 from edgerun.backends.cuda_attention import kv_part_bytes
-from edgerun.backends.cuda_device import Device, aligned
+from edgerun.backends.cuda_device import ALIGN, Device, aligned
 from edgerun.errors import OutOfMemoryError
 
 __all__ = ["CudaKVPool"]
@@ -44,11 +44,11 @@ class CudaKVPool(base.KVPool):
         self.page_bytes = aligned(at)
         size = self.page_bytes * n_pages
         try:
-            self.ptr = device.alloc(max(size, self.page_bytes))
+            self.ptr = device.alloc(max(size, ALIGN))
         except OutOfMemoryError as e:
             raise OutOfMemoryError(f"no memory for a KV cache of {n_pages} pages: {e}") from None
         # What attention multiplies by a weight of zero must not be NaN.
-        device.zero(self.ptr, max(size, self.page_bytes))
+        device.zero(self.ptr, max(size, ALIGN))
 
     def _page(self, page: int) -> int:
         if not 0 <= page < self.n_pages:

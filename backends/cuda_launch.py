@@ -5,9 +5,10 @@ The order of a kernel's arguments here is the kernel's own; ``kernels_cuda`` doc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -44,7 +45,13 @@ _MOST_PARTS = 256 << 20
 Args: TypeAlias = tuple[np.generic, ...]
 Dims: TypeAlias = tuple[int, int, int]
 
-ptr, i32, i64, f32 = np.uint64, np.int32, np.int64, np.float32
+i32, i64, f32 = np.int32, np.int64, np.float32
+
+
+def ptr(address: int) -> np.uint64:
+    """An address as an argument."""
+    value: np.uint64 = np.uint64(address)
+    return value
 
 
 def row_bytes(buffer: Buffer, n_tokens: int) -> int:
@@ -100,6 +107,7 @@ class Builder:
 
     def __init__(self, device: Device, program: Lowered, kv: CudaKVPool) -> None:
         self._device = device
+        self._kernel: Callable[[str], Any] = device.kernel
         self._program = program
         self._kv = kv
         specs = [op.spec for op in program.ops if isinstance(op, Attend)]
@@ -154,6 +162,20 @@ class Builder:
 
     # -- launches ---------------------------------------------------------------------------
 
+    def names(self) -> list[str]:
+        """The kernels of all steps: of one token, of some, of prompts, of short and long texts."""
+        found: list[str] = []
+        dry = copy.copy(self)
+        dry._kernel = found.append
+        nowhere = Addresses(0, 0, 0, [0] * len(self._program.buffers))
+        widths = [r.n_rot for r in self._program.ropes]
+        for n, splits in ((1, 1), (1, 2), (MOST_PADDED, 1), (2 * MOST_PADDED, 1), (512, 1)):
+            tilings = self.tilings(n)
+            padded = n <= MOST_PADDED
+            shape = Shape(n, 1, n, splits * 8, splits, (1,) * len(tilings), padded)
+            dry.build(shape, Block(shape, tilings, widths), nowhere, True)
+        return list(dict.fromkeys(found))
+
     def build(self, shape: Shape, block: Block, at: Addresses, want_best: bool) -> list[Launch]:
         """All launches of a step, in order."""
         step = _Step(shape, block, at, [])
@@ -178,7 +200,7 @@ class Builder:
             self._attend(step, op)
 
     def _emit(self, step: _Step, name: str, grid: Dims, block: Dims, args: Args) -> None:
-        step.launches.append(Launch(name, self._device.kernel(name), grid, block, args))
+        step.launches.append(Launch(name, self._kernel(name), grid, block, args))
 
     def _go(self, step: _Step, shape: cuda_weights.Geometry, args: Args) -> None:
         self._emit(step, shape.name, (*shape.grid, 1), shape.block, args)
@@ -189,7 +211,8 @@ class Builder:
         return ptr(step.at.buffers[ref.buffer] + 4 * ref.at)
 
     def _stride(self, ref: Ref | None) -> np.int32:
-        return i32(0 if ref is None else self._program.buffers[ref.buffer].width)
+        width: np.int32 = i32(0 if ref is None else self._program.buffers[ref.buffer].width)
+        return width
 
     @staticmethod
     def _count(step: _Step, op: Op) -> int:

@@ -78,6 +78,7 @@ class CudaProgram(base.Program):
         self.n_vocab = lowered.buffers[lowered.result.buffer].width
         self._ropes = [RopeTable(r, n_ctx) for r in lowered.ropes]
         self._builder = Builder(device, lowered, kv)
+        device.load(self._builder.names())
         self._plans: OrderedDict[tuple[Shape, bool], _Plan] = OrderedDict()
         self._small = _Room(device, self._plans.clear)
         self._large = _Room(device, lambda: None)
@@ -104,9 +105,8 @@ class CudaProgram(base.Program):
         n = len(batch.outputs)
         if batch.n_tokens == 0:
             return np.zeros((0, self.n_vocab), np.float32)
-        shape = padded_shape(batch, self._builder.tilings(batch.n_tokens))
         want_best = batch.want_best and n > 0
-        plan, addresses = self._plan(shape, want_best)
+        plan, addresses = self._plan(self._shape(batch), want_best)
         self._upload(plan, batch, addresses)
         self._go(plan)
         if n == 0:
@@ -119,6 +119,17 @@ class CudaProgram(base.Program):
         logits = self._logits[: n * self.n_vocab].reshape(n, self.n_vocab)
         self._device.download(logits, addresses.buffers[self._lowered.result.buffer])
         return logits
+
+    def launches(self, batch: base.Batch) -> list[Launch]:
+        """What :meth:`run` would launch for ``batch``, whose inputs are on the device now: good
+        until the next call of either. For measurements."""
+        check(batch, self._n_tokens, self._n_ctx, self._kv.n_pages)
+        plan, addresses = self._plan(self._shape(batch), batch.want_best)
+        self._upload(plan, batch, addresses)
+        return plan.launches
+
+    def _shape(self, batch: base.Batch) -> Shape:
+        return padded_shape(batch, self._builder.tilings(batch.n_tokens))
 
     def _host(self, array: npt.NDArray[np.generic], n: int) -> npt.NDArray[np.generic]:
         """``array``, or a larger one for ``n`` words."""

@@ -1,7 +1,7 @@
 """Matrix products on the device: how weights are packed, how work is split, which kernel runs.
 
-The layouts are kernels_cuda/formats.cuh's and act.cuh's; the numbers here are held to the kernels' by
-tests. Nothing here needs a device.
+The layouts are those of formats.cuh and act.cuh in kernels_cuda; tests hold the numbers here to the
+kernels'. Nothing here needs a device.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ __all__ = [
 TILE = 16
 CHUNK = 256
 GROUP = 64
+#: Row tiles of a block of the kernel for many tokens.
+GEMM_WARPS = 6
 #: Bytes of eight tokens and 64 k of quantized activations.
 RECORD = 1280
 
@@ -135,7 +137,8 @@ def matmul(type_a: int, type_b: int, tiles_a: int, tiles_b: int, k: int, tokens:
 
     - quantized: ``wa, wb, act, bias, residual, y, tiles_a, tiles, ceil(k/64), tokens, rows, ld,
       epilogue``; one tensor: ``wb = wa`` and ``tiles = tiles_a``
-    - floats, one tensor only: ``w, x, bias, residual, y, tiles, k, tokens, ldx, rows, ld, epilogue``
+    - floats, one tensor only: ``w, x, bias, residual, y, tiles, k, tokens, ldx, rows, ld,
+      epilogue``
 
     ``bias`` (16 values a tile) and ``residual`` (as ``y``) may be null; ``rows`` is how many values
     of a token are stored, ``ld`` the floats from one token of y to the next.
@@ -143,21 +146,20 @@ def matmul(type_a: int, type_b: int, tiles_a: int, tiles_b: int, k: int, tokens:
     warps, shared = split(k)
     if type_a in _FLOATS:
         assert not tiles_b, "float products take one tensor"
-        wide = 2 if tokens > 8 else 1
-        grid = (-(-tiles_a // (2 * shared)), -(-tokens // (8 * wide)))
-        return Geometry("fmm.cu", f"fmm<{type_a},{wide}>", grid, (32, warps, shared))
+        grid = (-(-tokens // 8), -(-tiles_a // (2 * shared)))
+        return Geometry("fmm.cu", f"fmm<{type_a}>", grid, (32, warps, shared))
     types = f"{type_a},{type_b if tiles_b else type_a}"
     if tokens <= 16:
         grid = (-(-(tiles_a + tiles_b) // shared), 1)
         wide = 2 if tokens > 8 else 1
         return Geometry("qmm.cu", f"qmm<{types},{wide}>", grid, (32, warps, shared))
     wide = 4 if tokens <= 32 else 8
-    grid = (-(-tokens // (8 * wide)), -(-tiles_a // 8) - (-tiles_b // 8))
-    return Geometry("qgemm.cu", f"qgemm<{types},{wide}>", grid, (32, 8, 1))
+    grid = (-(-tokens // (8 * wide)), -(-tiles_a // GEMM_WARPS) - (-tiles_b // GEMM_WARPS))
+    return Geometry("qgemm.cu", f"qgemm<{types},{wide}>", grid, (32, GEMM_WARPS, 1))
 
 
 def repack(ggml_type: int, rows: int, k: int, paired: bool = False) -> Geometry:
-    """Arguments ``src, src2, dst, rows, k``: file rows, those of the up projection or null, int32s."""
+    """Arguments ``src, src2, dst, rows, k``: file rows, the up projection's or null, int32s."""
     grid = (-(-k // CHUNK), n_tiles(rows, paired))
     if ggml_type in _FLOATS:
         return Geometry("repack_float.cu", f"repack_float<{ggml_type}>", grid, (256, 1, 1))

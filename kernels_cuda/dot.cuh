@@ -1,8 +1,8 @@
 // dot.cuh: 16 rows of quantized weights times 8 NT tokens of quantized activations, in one order of additions.
 //
-// Per block of 32 an exact integer, made a float, then one fma with the scales; the same of the second digits, if any token of the
-// warp's has one there (for the others it adds zero); then the fma of the minima. Tokens never meet: what the tensor cores
-// compute for one does not depend on the others.
+// Per block of 32 an exact integer, made a float, then one fma with the scales, then the fma of the minima. After the two blocks of
+// a group of 64 come their second digits, if any token of the warp's has some there (for the others it adds zero). Tokens never
+// meet: what the tensor cores compute for one does not depend on the others.
 #pragma once
 #include "act.cuh"
 #include "formats.cuh"
@@ -104,7 +104,6 @@ __device__ __forceinline__ void dot_group(const Chunk<Q>& w, int c, const Column
 #pragma unroll
   for (int n = 0; n < NT; ++n) {
     const uint4 b = fetch<SHARED, uint4>(x.first + n * x.first_stride + at);
-    const uint8_t* second = x.second + min(n, x.tiles - 1) * x.second_stride + at;
 #pragma unroll
     for (int j = 0; j < 2; ++j) {
       const uint8_t* line = x.first + n * x.first_stride + LINES_AT + j * LINE;
@@ -116,15 +115,22 @@ __device__ __forceinline__ void dot_group(const Chunk<Q>& w, int c, const Column
         dx.x = d.x, dx.y = d.y;
       }
       add_digit<Q>(a[j], word(b, 2 * j), word(b, 2 * j + 1), scales[j], make_float2(dx.x, dx.y), o[n]);
-      if (flags & (j ? 0xff00ff00u : 0x00ff00ffu)) {
-        const uint2 b2 = load_const<uint2>(second + 8 * j);
-        add_digit<Q>(a[j], b2.x, b2.y, scales[j], fetch<SHARED, float2>(line + D2_AT + t * 8), o[n]);
-      }
       if (has_min<Q>()) {
         float2 x1 = make_float2(0.f, 0.f);
         if (halves<Q>()) x1 = fetch<SHARED, float2>(line + X1_AT + t * 8);
         add_minima<Q>(scales[j], make_float2(dx.z, dx.w), x1, o[n]);
       }
+    }
+  }
+  if (flags == 0) return;
+#pragma unroll
+  for (int j = 0; j < 2; ++j) {
+    if ((flags & (j ? 0xff00ff00u : 0x00ff00ffu)) == 0) continue;
+#pragma unroll
+    for (int n = 0; n < NT; ++n) {
+      const uint2 b = load_const<uint2>(x.second + min(n, x.tiles - 1) * x.second_stride + at + 8 * j);
+      const float2 d = fetch<SHARED, float2>(x.first + n * x.first_stride + LINES_AT + j * LINE + D2_AT + t * 8);
+      add_digit<Q>(a[j], b.x, b.y, scales[j], d, o[n]);
     }
   }
 }

@@ -5,11 +5,13 @@
 // order, and would round x.
 //
 // 16 rows make a tile: [ceil(K / 8)][16 rows][8] halves, or [ceil(K / 8) * 2][16 rows][4] floats, zeros behind K.
-// grid = (tiles / 2 / G, ceil(T / (8 NT))), block = (32, W, G): G pairs of tiles share a block.
+// grid = (ceil(T / 8), tiles / 2 / G), block = (32, W, G): G pairs of tiles share a block; blocks next to one another read the same
+// rows, so that they come from L2 for all but the first.
 #include "epilogue.cuh"
 #include "formats.cuh"
 
 constexpr int STEP_BYTES = 256;  // of 16 rows: 16 bytes a row
+constexpr int TOKENS = 8;
 
 template <int Q>
 __device__ constexpr int step_k() {
@@ -33,7 +35,7 @@ __device__ __forceinline__ float4 last_four(const float* x, int left) {
 }
 
 // o[n] += 16 bytes of a row times token n; WHOLE: all of the tokens' values are there, and lie at multiples of 16 bytes.
-template <int Q, bool WHOLE, int TOKENS>
+template <int Q, bool WHOLE>
 __device__ __forceinline__ void add_step(const uint8_t* w, const float* x, int ldx, int left, int tokens, float (&o)[TOKENS]) {
   const uint4 v = load_stream(w);
 #pragma unroll
@@ -49,14 +51,14 @@ __device__ __forceinline__ void add_step(const uint8_t* w, const float* x, int l
     }
 }
 
-template <int Q, int TOKENS>
+template <int Q>
 __device__ __forceinline__ void row_pair(const uint8_t* w, const float* x, int ldx, int k, int tokens, int warp, int W, float (&o)[TOKENS]) {
   constexpr int K = step_k<Q>();
   const bool aligned = (ldx & 3) == 0 && (reinterpret_cast<uintptr_t>(x) & 15) == 0;
 #pragma unroll 1
   for (int k0 = warp * CHUNK; k0 < k; k0 += W * CHUNK) {
     const int end = min(k0 + CHUNK, k), whole = aligned ? end - (end - k0) % K : k0;
-#pragma unroll 4
+#pragma unroll (Q == F32 ? 4 : 2)
     for (int at = k0; at < whole; at += K)
       add_step<Q, true>(w + static_cast<size_t>(at / K) * STEP_BYTES, x + at, ldx, K, tokens, o);
 #pragma unroll 1
@@ -65,14 +67,14 @@ __device__ __forceinline__ void row_pair(const uint8_t* w, const float* x, int l
   }
 }
 
-template <int Q, int NT>
-__global__ void __launch_bounds__(256, 2)
+template <int Q>
+__global__ void __launch_bounds__(256, 1)  // the tokens' values in flight take the registers
     fmm(const uint8_t* __restrict__ w, const float* __restrict__ x, const float* __restrict__ bias, const float* residual, float* y,
         int tiles, int k, int T, int ldx, int rows, int ld, int epilogue) {
-  constexpr int TOKENS = 8 * NT, LD = 36;  // 32 rows and 4
+  constexpr int LD = 36;  // 32 rows and 4
   __shared__ float part[8 * TOKENS * LD];
   const int lane = threadIdx.x, warp = threadIdx.y, W = blockDim.y;
-  const int tile = 2 * (blockIdx.x * blockDim.z + threadIdx.z), token0 = blockIdx.y * TOKENS;
+  const int tile = 2 * (blockIdx.y * blockDim.z + threadIdx.z), token0 = blockIdx.x * TOKENS;
   float* own = part + threadIdx.z * W * TOKENS * LD;
   if (tile < tiles) {
     float o[TOKENS] = {};

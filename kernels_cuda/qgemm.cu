@@ -1,27 +1,28 @@
 // qgemm.cu: y[T][rows] = act[T][K] * W[rows][K] for many tokens, with the bits of qmm.cu.
 //
 // A warp owns 16 rows and 8 NT tokens, all of K: it walks the chunks part by part, as qmm.cu's warps share them, and adds the parts.
-// The eight warps of a block share their tokens, which come to shared memory a group of 64 k at a time, three groups ahead; second
+// The warps of a block share their tokens, which come to shared memory a group of 64 k at a time, three groups ahead; second
 // digits are few and read where they lie. Weights go from global memory to the registers of the one warp that needs them.
 //
-// grid = (ceil(T / (8 NT)), ceil(tiles_a / 8) + ceil(tiles_b / 8)), block = (32, 8): blocks next to one another read the same rows.
+// grid = (ceil(T / (8 NT)), ceil(tiles_a / 6) + ceil(tiles_b / 6)), block = (32, 6): blocks next to one another read the same rows.
 #include "dot.cuh"
 #include "epilogue.cuh"
 
-constexpr int STAGES = 4, WARPS = 8;
+constexpr int STAGES = 4, WARPS = 6;  // two blocks of six warps leave a thread 168 registers
 constexpr int STAGED = SECOND_AT;  // bytes of a record that are staged: first digits and lines
 
 // The groups of 64 k in the order of the sums.
 struct Walk {
-  int groups, chunks, parts, part = 0, chunk = 0, c = 0;
-  __device__ Walk(int groups_) : groups(groups_), chunks((groups_ + 3) / 4), parts(parts_of(chunks)) {}
-  __device__ bool done() const { return part >= parts; }
+  int groups, part = 0, chunk = 0, c = 0;
+  __device__ explicit Walk(int groups_) : groups(groups_) {}
+  __device__ int chunks() const { return (groups + 3) / 4; }
+  __device__ bool done() const { return part >= parts_of(chunks()); }
   __device__ int group() const { return 4 * chunk + c; }
   __device__ void next() {
     if (++c < 4 && group() < groups) return;
     c = 0;
-    chunk += parts;
-    if (chunk >= chunks) chunk = ++part;
+    chunk += parts_of(chunks());
+    if (chunk >= chunks()) chunk = ++part;
   }
 };
 
@@ -85,14 +86,8 @@ __device__ __forceinline__ void row_tile(const uint8_t* w, bool mine, Stages<NT>
   }
 }
 
-// Blocks of an SM: one where two would leave a thread too few registers.
-template <int Q, int NT>
-__device__ constexpr bool is_large() {
-  return NT == 8 && (Q == Q2_K || Q == Q4_1 || Q == Q5_1);
-}
-
 template <int QA, int QB, int NT>
-__global__ void __launch_bounds__(256, is_large<QA, NT>() || is_large<QB, NT>() ? 1 : 2)
+__global__ void __launch_bounds__(32 * WARPS, 2)
     qgemm(const uint8_t* __restrict__ wa, const uint8_t* __restrict__ wb, const uint8_t* __restrict__ act,
           const float* __restrict__ bias, const float* residual, float* y, int tiles_a, int tiles, int groups, int T, int rows,
           int ld, int epilogue) {

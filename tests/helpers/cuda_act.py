@@ -1,20 +1,19 @@
-"""The CUDA kernels' arithmetic in numpy: quantized activations as they lie on the device, and matrix
-products in their order of additions."""
+"""Activations as the CUDA kernels read them, made by numpy: int8 digits with scales and sums."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from gguf import GGMLQuantizationType as T
 from numpy.typing import NDArray
 
 F32 = NDArray[np.float32]
 U8 = NDArray[np.uint8]
-RECORD = 1280
 
 
 class Digits:
-    """Activations [tokens, k] as first and second digits: ``q``, ``q2`` int [tokens, blocks, 32], ``d``,
-    ``d2``, ``x``, ``x1`` float32 [tokens, blocks]."""
+    """Activations [tokens, k] as first and second digits: ``q``, ``q2`` int [tokens, blocks, 32];
+    ``d``, ``d2``, ``x``, ``x1`` float32 [tokens, blocks]."""
 
     def __init__(self, x: F32) -> None:
         v = x.reshape(x.shape[0], -1, 32)
@@ -53,34 +52,36 @@ class Digits:
         """The bytes of act.cuh; what no kernel may use holds ``junk``."""
         tokens, blocks = self.d.shape
         groups, tiles = -(-blocks // 2), -(-tokens // 8)
-        out = np.full((tiles, 8, groups, 2, 2, 4, 8), junk, np.uint8)  # tile, token, group, digit, t, j, h*4+i
-        lines = np.full((tiles, groups, 2, 32), np.nan, np.float32)
 
-        def padded(part: NDArray[np.generic]) -> NDArray[np.generic]:
+        def padded(part: NDArray[Any]) -> NDArray[Any]:
             full = np.zeros((tokens, groups * 2, *part.shape[2:]), part.dtype)
             full[:, :blocks] = part
             return full
 
-        flat = out.reshape(tiles * 8, groups, 2, 4, 2, 2, 4)[:tokens].view()
-        target = out.reshape(tiles * 8, groups, 2, 4, 2, 2, 4)  # token, group, digit, t, j, h, i
+        # token, group, digit, then within its 64 bytes t, j, h, i
+        digits = np.full((tiles * 8, groups, 2, 4, 2, 2, 4), junk, np.uint8)
+        flagged = padded(self.d2).reshape(tokens, groups, 1, 2, 1, 1) != 0
         for digit, q in enumerate((self.q, self.q2)):
-            bytes_ = padded(q.astype(np.int8)).reshape(tokens, groups, 2, 2, 4, 4).view(np.uint8)  # j, h, t, i
-            bytes_ = bytes_.transpose(0, 1, 4, 2, 3, 5)
-            if digit:
-                flagged = padded(self.d2).reshape(tokens, groups, 1, 2, 1, 1) != 0
-                bytes_ = np.where(flagged, bytes_, flat[:, :, 1])
-            target[:tokens, :, digit] = bytes_
+            codes = padded(q.astype(np.int8)).view(np.uint8).reshape(tokens, groups, 2, 2, 4, 4)
+            written = True if digit == 0 else flagged
+            place = digits[:tokens, :, digit]
+            place[:] = np.where(written, codes.transpose(0, 1, 4, 2, 3, 5), place)
+        lines = np.full((tiles, groups, 2, 32), np.nan, np.float32)
         pair = np.arange(8) // 2 * 4 + np.arange(8) % 2  # where d of a token lies in its line
         places = (pair, pair + 2, 16 + np.arange(8), 24 + np.arange(8))
-        for place, part in zip(places, (self.d, self.x, self.x1, self.d2), strict=True):
-            full = np.full((tiles * 8, groups * 2), np.nan, np.float32)
-            full[:tokens] = padded(part)
-            lines[..., place] = full.reshape(tiles, 8, groups, 2).transpose(0, 2, 3, 1)
-        digits = target.reshape(tiles, 8, groups, 2, 64).transpose(0, 2, 3, 1, 4).reshape(tiles, groups, 2, 512)
-        record = [digits[:, :, 0], lines.view(np.uint8).reshape(tiles, groups, 256), digits[:, :, 1]]
-        return np.ascontiguousarray(np.concatenate(record, -1)).reshape(-1)
+        for where, part in zip(places, (self.d, self.x, self.x1, self.d2), strict=True):
+            values = np.full((tiles * 8, groups * 2), np.nan, np.float32)
+            values[:tokens] = padded(part)
+            lines[..., where] = values.reshape(tiles, 8, groups, 2).transpose(0, 2, 3, 1)
+        by_tile = digits.reshape(tiles, 8, groups, 2, 64).transpose(0, 2, 3, 1, 4)
+        by_tile = by_tile.reshape(tiles, groups, 2, 512)
+        middle = lines.view(np.uint8).reshape(tiles, groups, 256)
+        record = np.concatenate([by_tile[:, :, 0], middle, by_tile[:, :, 1]], -1)
+        return np.ascontiguousarray(record).reshape(-1)
 
 
 def fma(a: NDArray, b: NDArray, c: NDArray) -> F32:
     """float32 a * b + c, rounded once (to a part in 2^40: the sum is rounded at 64 bits before)."""
-    return (a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)).astype(np.float32)
+    return (a.astype(np.longdouble) * b.astype(np.longdouble) + c.astype(np.longdouble)).astype(
+        np.float32
+    )

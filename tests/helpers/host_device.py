@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,41 @@ from edgerun.errors import BackendError, OutOfMemoryError
 from helpers import simt
 
 MIB = 1 << 20
+_PAIRS = ("12,14", "12,12", "14,14", "6,6", "8,8")  # Q4_K, Q6_K, Q5_0, Q8_0
+#: Instances that the models of the tests run: a file is compiled once for all of them.
+INSTANCES = {
+    "attention.cu": (
+        *(f"attention<32,{kv},1,1,0>" for kv in (0, 1, 2)),
+        *("attention<32,0,1,1,1>", "attention<32,0,2,2,0>", "attention_merge<32>"),
+    ),
+    "fmm.cu": ("fmm<0>", "fmm<1>"),
+    "qgemm.cu": tuple(f"qgemm<{p},8>" for p in _PAIRS),
+    "qmm.cu": tuple(f"qmm<{p},{n}>" for p in _PAIRS for n in (1, 2)),
+    "repack.cu": tuple(f"repack<{t}>" for t in (6, 8, 12, 14)),
+    "repack_float.cu": ("repack_float<0>", "repack_float<1>", "unpack_float_rows<0>",
+                        "unpack_float_rows<1>"),
+    "rope_kv.cu": ("rope_kv<0>", "rope_kv<1>", "rope_kv<2>"),
+    "rows.cu": ("unpack_rows<8>",),
+    "tokenwise.cu": ("tokenwise<1,0>", "tokenwise<1,1>"),
+    "argmax.cu": (),
+    "glu.cu": (),
+    "rotate_heads.cu": (),
+}  # fmt: skip
+
+
+@functools.cache
+def _build_all(arch: int) -> None:
+    simt.build_all([(simt.KERNELS / f, names) for f, names in INSTANCES.items()], arch)
+
+
+@functools.cache
+def module(file: Path, expression: str, arch: int) -> simt.Module:
+    """The library that has a kernel."""
+    _build_all(arch)
+    names = INSTANCES.get(file.name, ())
+    if "<" in expression and expression not in names:
+        names = (expression,)
+    return simt.build(file, names, arch=arch)
 
 
 class HostDevice(Device):
@@ -85,10 +122,12 @@ class HostDevice(Device):
         if name not in self._kernels:
             file, expression = cuda_kernels.source(name)
             major, minor = self.capability
-            arch = 100 * major + 10 * minor
-            names = (expression,) if "<" in expression else ()
-            self._kernels[name] = (simt.build(file, names, arch=arch), expression)
+            found = module(file, expression, 100 * major + 10 * minor)
+            self._kernels[name] = (found, expression)
         return self._kernels[name]
+
+    def load(self, names: Iterable[str]) -> None:
+        """Nothing: what a test does not run need not be built."""
 
     def launch(self, launch: Launch) -> None:
         assert not self.closed

@@ -15,6 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -90,7 +91,7 @@ def _base() -> list[str]:
     ]
 
 
-def _digest(*parts: object) -> str:
+def digest(*parts: object) -> str:
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:20]
 
 
@@ -101,20 +102,24 @@ def _text(folder: Path, suffixes: tuple[str, ...]) -> str:
 
 def _run(command: Sequence[str], out: Path) -> None:
     """Run a compiler whose output comes to ``out`` whole or not at all."""
-    part = out.with_name(f"{out.name}.{os.getpid()}.{_digest(*command)[:6]}")
+    part = out.with_name(f"{out.name}.{os.getpid()}.{threading.get_ident()}")
     done = subprocess.run([*command, "-o", str(part)], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)}\n{done.stderr[:6000]}")
     os.replace(part, out)
 
 
+_engine = threading.Lock()  # compiled once, however many libraries wait for it
+
+
 def _object(source: Path, sanitizer: str) -> Path:
     """A part of the engine; threads are never checked within it, kernels' accesses only."""
     flags = ["-O2", "-g1", *([f"-DSIMT_KERNELS_{sanitizer.upper()}"] if sanitizer else [])]
-    key = _digest(_base(), flags, _text(ENGINE, (".h", ".cpp")))
+    key = digest(_base(), flags, _text(ENGINE, (".h", ".cpp")))
     out = CACHE / f"{source.stem}-{sanitizer or 'plain'}-{key}.o"
-    if not out.exists():
-        _run([*_base(), *flags, "-c", str(source)], out)
+    with _engine:
+        if not out.exists():
+            _run([*_base(), *flags, "-c", str(source)], out)
     return out
 
 
@@ -155,23 +160,39 @@ class Module:
             KeyError, TypeError: no such kernel, or arguments of other sizes than it takes.
             SimtError: a deadlock, a divergent barrier, a misaligned access.
         """
+        kernel, sizes = self.signature(name)
+        if len(sizes) != len(args):
+            raise TypeError(f"{name} takes {len(sizes)} arguments, not {len(args)}")
+        values = [_value(name, i, a) for i, a in enumerate(args)]
+        for i, (v, size) in enumerate(zip(values, sizes, strict=True)):
+            if ctypes.sizeof(v) != size:
+                raise TypeError(f"argument {i} of {name}: {ctypes.sizeof(v)} bytes, not {size}")
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
+        error = self.run(kernel, grid, block, shared, pointers)
+        if error:
+            raise SimtError(f"{name}: {error}")
+
+    def signature(self, name: str) -> tuple[int, list[int]]:
+        """A kernel's number, and the bytes of each of its arguments.
+
+        Raises:
+            KeyError: there is no such kernel.
+        """
         kernel = self._lib.simt_find(name.encode())
         if kernel < 0:
             raise KeyError(name)
         n = self._lib.simt_n_args(kernel)
-        if n != len(args):
-            raise TypeError(f"{name} takes {n} arguments, not {len(args)}")
-        values = [_value(name, i, a) for i, a in enumerate(args)]
-        for i, v in enumerate(values):
-            size = self._lib.simt_arg_size(kernel, i)
-            if ctypes.sizeof(v) != size:
-                raise TypeError(f"argument {i} of {name}: {ctypes.sizeof(v)} bytes, not {size}")
-        pointers = (ctypes.c_void_p * max(n, 1))(*[ctypes.addressof(v) for v in values])
+        return kernel, [self._lib.simt_arg_size(kernel, i) for i in range(n)]
+
+    def run(
+        self, kernel: int, grid: int | Sequence[int], block: int | Sequence[int], shared: int,
+        pointers: Any,
+    ) -> str:  # fmt: skip
+        """Launch kernel number ``kernel`` with the addresses of its arguments; what went wrong."""
         error = self._lib.simt_launch(
             kernel, _dims(grid), _dims(block), ctypes.c_uint64(shared), pointers
         )
-        if error:
-            raise SimtError(f"{name}: {error.decode()}")
+        return error.decode() if error else ""
 
 
 def _value(name: str, i: int, a: object) -> Any:
@@ -238,10 +259,10 @@ def library(
         *SANITIZERS[sanitizer],
     ]
     heads = "".join(_text(d, (".cuh", ".h", ".cpp")) for d in {path.parent, KERNELS, ENGINE})
-    out = CACHE / f"{path.stem}-{sanitizer or 'plain'}-{_digest(_base(), flags, unit, heads)}.so"
+    out = CACHE / f"{path.stem}-{sanitizer or 'plain'}-{digest(_base(), flags, unit, heads)}.so"
     if not out.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
-        cpp = out.with_suffix(f".{os.getpid()}.cpp")
+        cpp = out.with_suffix(f".{os.getpid()}.{threading.get_ident()}.cpp")
         cpp.write_text(unit)
         objects = [str(_object(ENGINE / s, sanitizer)) for s in ("simt.cpp", "mma.cpp")]
         command = [*_base(), *flags, "-shared", str(cpp), "-x", "none", *objects]

@@ -21,7 +21,7 @@ def run(kernel: str, threads: int = 64, blocks: int = 1, shared: int = 0) -> np.
 
 
 @pytest.fixture(autouse=True, params=simt.ORDERS, ids=["rising", "falling", "random1", "random2"])
-def _order(request: pytest.FixtureRequest) -> object:
+def turns(request: pytest.FixtureRequest) -> object:
     with simt.ordered(module(), request.param):
         yield request.param
 
@@ -56,7 +56,7 @@ def test_overwriting_too_early_is_found_by_some_order() -> None:
     assert wrong
 
 
-def test_what_depends_on_the_order_of_blocks_comes_out_different(_order: tuple[int, int]) -> None:
+def test_what_depends_on_the_order_of_blocks_differs() -> None:
     last = {run("race_of_blocks", 2, 5)[0]}
     for order in simt.ORDERS:
         module().order(*order)
