@@ -44,21 +44,28 @@ def everything() -> Iterator[str]:
 
 
 def some(arch: int) -> list[str]:
-    """One instance of every kernel; types take turns from one architecture to the next."""
+    """A choice that takes seconds: types take turns from one architecture to the next, and between
+    the ones that most machines have, kernels take turns as well."""
     turn = ARCHITECTURES.index(arch)
     types = cuda_weights.QUANTIZED_TYPES
     kv = list(cuda_attention.KV_CODES)[turn % 3]
     head_dim = (128, 64, 256, 96)[turn % 4]
     decode, split, prompt = attention(head_dim, kv)
-    matrix, other = types[turn], types[(turn + 7) % len(types)]
-    floats = cuda_weights.FLOAT_TYPES[turn % 3]
-    few = [n for n in products(matrix) if not n.startswith("qgemm")]
-    many = [n for n in products(other) if n.startswith("qgemm")]
-    return [
-        *(*_PLAIN, f"tokenwise<{turn % 2}>", cuda_attention.rope_kv_name(kv)),
-        *(split if turn % 2 else decode, prompt, cuda_attention.merge_name(head_dim)),
-        *(few[turn % 2], *few[2:], many[turn % 2], *products(floats)[turn % 2 :: 2]),
+    few = [n for n in products(types[turn]) if not n.startswith("qgemm")]
+    many = [n for n in products(types[(turn + 7) % len(types)]) if n.startswith("qgemm")]
+    floats = products(cuda_weights.FLOAT_TYPES[turn % 3])
+    chosen = [
+        few[turn % 2],
+        *few[2:],
+        prompt,
+        *floats,
+        many[turn % 2],
+        split if turn % 2 else decode,
     ]
+    if arch not in (75, 89, 120):
+        chosen = chosen[turn % 2 :: 2]
+    plain = (f"tokenwise<{turn % 2}>", cuda_attention.rope_kv_name(kv))
+    return [*_PLAIN, *plain, cuda_attention.merge_name(head_dim), *chosen]
 
 
 def files() -> set[str]:
