@@ -6,9 +6,11 @@ are recorded as a graph the second time a bucket is met, and replayed from then 
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +87,7 @@ class CudaProgram(base.Program):
         self._staging = device.pinned(1 << 16)
         self._logits = device.pinned(4 * self.n_vocab).view(np.float32)
         self._best = device.pinned(4 * MOST_PADDED).view(np.int32)
+        self._steps = 0
         self.n_launches = 0  # of the last step, a graph's counted one by one
 
     def width(self, most: int) -> int:
@@ -109,14 +112,28 @@ class CudaProgram(base.Program):
         plan, addresses = self._plan(self._shape(batch), want_best)
         self._upload(plan, batch, addresses)
         self._go(plan)
+        self._steps += 1
         if n == 0:
+            self._device.sync()  # the next step's inputs take the place of these
             return np.zeros((0, self.n_vocab), np.float32)
-        if want_best:
-            self._best = self._host(self._best, n).view(np.int32)
-            self._device.download(self._best[:n], addresses.best)
-            self.best = self._best[:n].copy()
+        if not want_best:
+            return self._fetch(n, addresses)
+        self._best = self._host(self._best, n).view(np.int32)
+        self._device.download(self._best[:n], addresses.best)
+        self.best = self._best[:n].copy()
+        step = self._steps
+
+        @functools.cache
+        def fetch() -> base.F32:
+            assert step == self._steps, "these logits were another step's"
+            return self._fetch(n, addresses)
+
+        return cast(base.F32, _Fetched(fetch, range(n)))
+
+    def _fetch(self, n: int, addresses: Addresses) -> base.F32:
+        """Bring the logits of ``n`` outputs over, and wait for them."""
         self._logits = self._host(self._logits, n * self.n_vocab).view(np.float32)
-        logits = self._logits[: n * self.n_vocab].reshape(n, self.n_vocab)
+        logits: base.F32 = self._logits[: n * self.n_vocab].reshape(n, self.n_vocab)
         self._device.download(logits, addresses.buffers[self._lowered.result.buffer])
         return logits
 
@@ -183,3 +200,24 @@ class CudaProgram(base.Program):
             return
         for launch in plan.launches:
             self._device.launch(launch)
+
+
+class _Fetched:
+    """Implements :class:`~edgerun.backends.base.Rows`: greedy texts need ids alone, and a row of
+    logits is half a megabyte."""
+
+    def __init__(self, fetch: Callable[[], base.F32], rows: range) -> None:
+        self._fetch = fetch
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: int | slice) -> base.F32 | _Fetched:
+        if isinstance(at, slice):
+            return _Fetched(self._fetch, self._rows[at])
+        row: base.F32 = self._fetch()[self._rows[at]]
+        return row
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self._fetch()[self._rows.start : self._rows.stop], dtype)

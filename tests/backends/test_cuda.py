@@ -274,6 +274,27 @@ def test_the_best_token_is_found_beside_the_logits(open_runner: Open) -> None:
     assert program.best is None
 
 
+def test_logits_stay_on_the_device_until_a_row_is_asked_for(open_runner: Open) -> None:
+    runner = open_runner(fixture("llama"))
+    ids = [5, 6, 7, 8]
+    expected = runner.logits(ids)
+    down: list[int] = []
+    fetch = device(runner).download
+    device(runner).download = lambda data, at: (down.append(data.nbytes), fetch(data, at))[1]  # type: ignore[method-assign]
+    rows = runner.program.run(Batch.pack([(ids, 0, [0], range(4))], want_best=True))
+    assert down == [16]  # four ids
+    part = rows[1:][1:3]
+    assert len(part) == 2
+    assert same_bits(part[0], expected[2])
+    assert same_bits(part[1], expected[3])
+    assert same_bits(np.array(rows[:2]), expected[:2])
+    assert down == [16, expected.nbytes]  # all at once, and once
+    late = runner.program.run(Batch.pack([([9], 4, [0], [0])], want_best=True))
+    runner.program.run(Batch.pack([([9], 4, [0], [0])]))
+    with pytest.raises(AssertionError, match="another step"):
+        late[0]
+
+
 def test_steps_without_outputs_and_empty_ones(open_runner: Open) -> None:
     ids, _ = golden("llama")
     runner = open_runner(fixture("llama"))
