@@ -62,20 +62,8 @@ nvrtc_version = cuda_nvrtc.version
 
 def tokenwise(k: int, acts: bool) -> tuple[str, int]:
     """The kernel that works on rows of ``k`` values, and its threads: a function of the width
-    alone, as the order of its sums depends on them.
-
-    Raises:
-        BackendError: no kernel takes rows this wide.
-    """
-    # Digits come in groups of 64 values, of which the last may be half a one.
-    chunks = (-(-k // 64) * 64 if acts else k) // 8
-    for each in (1, 2, 4):
-        threads = -(-chunks // (32 * each)) * 32
-        if threads <= 1024:
-            return f"tokenwise<{each},{int(acts)}>", threads
-    raise BackendError(
-        f"a row of {k} values is wider than the {4 * 8 * 1024} that CUDA kernels take"
-    )
+    alone, as the order of its sums depends on them."""
+    return f"tokenwise<{int(acts)}>", min(1024, -(-k // 256) * 32)
 
 
 def argmax_chunks(n_vocab: int) -> int:

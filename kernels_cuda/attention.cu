@@ -135,7 +135,7 @@ __device__ __forceinline__ void score_page(const uint8_t* k, const uint4* q, int
   // Few queries wait for memory, many for registers.
   constexpr int NB = DP / 32, V = MT == 1 ? kv_vector(KV, NB) : 1, WORDS = kv_group_bytes(KV) / 4;
   const int g = lane >> 2, t = lane & 3;
-#pragma unroll(MT == 1 ? 4 : 1)
+#pragma unroll(MT == 1 && DP <= 128 ? 2 : 1)
   for (int bv = 0; bv < NB / V; ++bv) {
     uint32_t words[4][V * WORDS];
 #pragma unroll
@@ -313,7 +313,7 @@ __device__ __forceinline__ void attend_step(const Tile& tile, const Pages& pages
   }
   if (seen) store_weights<MT, NT>(s, sums, lane, &shared.p[rows][warp * 64]);
   __syncthreads();
-#pragma unroll(MT == 1 ? 4 : 1)
+#pragma unroll(MT == 1 && DP <= 128 ? 2 : 1)
   for (int w = 0; w < WARPS; ++w) {
     const int p = base / PAGE + w;
     if (!tile.sees(p * PAGE, PAGE)) continue;
@@ -328,7 +328,7 @@ __device__ __forceinline__ void attend_step(const Tile& tile, const Pages& pages
 // its query that comes first. out: [T][n_heads * head_dim], or with PARTS [splits][T][n_heads][DP] weighed sums, then
 // [splits][T][n_heads][2] maxima and sums of weights; a row's splits count from the first that its first token sees.
 template <int DP, int KV, int MT, int GROUPS, int PARTS>
-__global__ void __launch_bounds__(32 * WARPS * GROUPS)
+__global__ void __launch_bounds__(32 * WARPS * GROUPS, 1)  // without the 1, ptxas spills to fit more blocks
     attention(const uint16_t* __restrict__ q, const uint8_t* __restrict__ pool, long long page_bytes, long long k_off,
               long long v_off, const int* __restrict__ tiles, const int* __restrict__ row_start,
               const int* __restrict__ n_past, const int* __restrict__ block_tables, int table_stride, int n_tokens,

@@ -1,6 +1,7 @@
 // tokenwise.cu: what happens to a token's row between two products: gather, residual sum (of a norm, if need be),
-// scale, norm, and the int8 digits that the next product reads. A block takes one token, a thread chunks of 8 values.
-// Every sum runs in an order that the row's width alone decides.
+// scale, norm, and the int8 digits that the next product reads. A block takes one token, a thread every so many chunks
+// of 8 values. Rows are read again rather than kept: they lie in the cache, and any width will do. Every sum runs in an
+// order that the width alone decides.
 #include "act.cuh"
 
 enum : int { CHUNK = 8, MAX_CHUNKS = 4096 };
@@ -45,34 +46,49 @@ __device__ __forceinline__ void normalize(Chunk& c, float r, const float* weight
   for (int e = 0; e < CHUNK; ++e) c.v[e] = c.v[e] * r * w.v[e];
 }
 
-// Norms the row over its whole width.
-template <int CHUNKS>
-__device__ __forceinline__ void norm_row(Chunk (&row)[CHUNKS], const float* weight, float eps, int k, float (&part)[32]) {
-  float mine = 0.0f;
+// A row before its norm: x (+ y, or y normed), scaled.
+struct Row {
+  const float *x, *y, *wy;
+  float ry, scale;
+  int k;
+
+  __device__ __forceinline__ Chunk at(int i) const {
+    if (i >= k) return {};
+    Chunk c = load_chunk(x + i);
+    if (y) {
+      Chunk other = load_chunk(y + i);
+      if (wy) normalize(other, ry, wy + i);
 #pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) mine += squares(row[i]);
-  const float r = inverse_rms(block_sum(mine, part), k, eps);
+      for (int e = 0; e < CHUNK; ++e) c.v[e] += other.v[e];
+    }
 #pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) {
-    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
-    if (at < k) normalize(row[i], r, weight + at);
+    for (int e = 0; e < CHUNK; ++e) c.v[e] *= scale;
+    return c;
   }
+};
+#define EACH_CHUNK(i, end) for (int i = threadIdx.x * CHUNK; i < (end); i += blockDim.x * CHUNK)
+
+// The sum of the row, to be read from there from now on.
+__device__ __forceinline__ void keep_sum(Row& row, float* sum) {
+  EACH_CHUNK(i, row.k) {
+    Row plain = row;
+    plain.scale = 1.0f;
+    store_chunk(sum + i, plain.at(i));
+  }
+  row.x = sum;
+  row.y = nullptr;
 }
-// Norms groups of it, a head each: every thread adds up the chunks of its own group.
-template <int CHUNKS>
-__device__ __forceinline__ void norm_groups(Chunk (&row)[CHUNKS], const float* weight, float eps, int group, int k,
-                                            float (&of_chunk)[MAX_CHUNKS]) {
-#pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) of_chunk[threadIdx.x + i * blockDim.x] = squares(row[i]);
+
+// Norms groups of the row, a head each,: what each is multiplied by goes to its first chunk's place.
+__device__ __forceinline__ void norm_groups(const Row& row, float eps, int group, float (&of_chunk)[MAX_CHUNKS]) {
+  EACH_CHUNK(i, row.k) of_chunk[i / CHUNK] = squares(row.at(i));
   __syncthreads();
-#pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) {
-    const int at = (threadIdx.x + i * blockDim.x) * CHUNK, first = at / group * group / CHUNK;
-    if (at >= k) continue;
-    float sum = of_chunk[first];
-    for (int j = 1; j < group / CHUNK; ++j) sum += of_chunk[first + j];
-    normalize(row[i], inverse_rms(sum, group, eps), weight + at % group);
+  for (int g = threadIdx.x; g < row.k / group; g += blockDim.x) {
+    float sum = 0.0f;
+    for (int j = 0; j < group / CHUNK; ++j) sum += of_chunk[g * (group / CHUNK) + j];
+    of_chunk[g * (group / CHUNK)] = inverse_rms(sum, group, eps);
   }
+  __syncthreads();
 }
 
 // The largest magnitude of a block of 32 values, four lanes' chunks. Bits order as magnitudes do, NaN above all.
@@ -133,64 +149,59 @@ __device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top
 }
 
 // Digits of the whole row. Blocks whose top towers over the row's get a second one (kernels_cpu/src/act_q8.h).
-template <int CHUNKS>
-__device__ __forceinline__ void quantize_row(const Chunk (&row)[CHUNKS], int k, int token, uint8_t* acts, float (&part)[32]) {
-  float tops[CHUNKS], mine = 0.0f;
-#pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) {
-    tops[i] = top_of_block(row[i]);
-    if (threadIdx.x % 4 == 0) mine += tops[i] * tops[i];
+template <class F>
+__device__ __forceinline__ void quantize_row(const F& value, int k, int token, uint8_t* acts, float (&part)[32]) {
+  const int groups = (k + 63) / 64, end = (groups * 64 + 255) / 256 * 256;  // whole warps
+  float mine = 0.0f;
+  EACH_CHUNK(i, end) {
+    const float top = top_of_block(value(i));
+    if (i % 32 == 0) mine += top * top;
   }
   const float bar = 3.0f * block_sum(mine, part) / static_cast<float>(k / 32);
-  const int groups = (k + 63) / 64;
   uint8_t* tile = acts + static_cast<size_t>(token / 8) * column_tile_bytes(groups);
-#pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) {
-    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
-    quantize_chunk(row[i], at, tops[i], bar, at < groups * 64, tile, token % 8);
+  EACH_CHUNK(i, end) {
+    const Chunk c = value(i);
+    quantize_chunk(c, i, top_of_block(c), bar, i < groups * 64, tile, token % 8);
   }
 }
 
-// grid T, block enough threads for CHUNKS chunks each. For token t, from row s = gather ? gather[t] : t of x and y:
+// grid T, block a multiple of 32 threads. For token t, from row s = gather ? gather[t] : t of x and y:
 //   v = x[s] (+ y[s], or its rms norm times wy); sum[t] = v; v *= scale; v = its rms norm over `group` values times w;
-//   out: v itself, float [T][ldo], or its digits (ACTS). y, wy, gather, sum, w may be null; sum and out may be x or y.
-// k, the lds and `group` are multiples of 8, with ACTS k is one of 32; pointers are aligned to 16 bytes.
-template <int CHUNKS, int ACTS>
-__global__ void tokenwise(const float* x, int ldx, const float* y, int ldy, const int* __restrict__ gather,
-                          const float* __restrict__ wy, float eps_y, float* sum, int ldsum, float scale,
-                          const float* __restrict__ w, float eps, int group, void* out, int ldo, int k) {
-  __shared__ float part[32];
-  __shared__ float of_chunk[MAX_CHUNKS];
+//   out: v itself, float [T][ldo], or its digits (ACTS). y, wy, gather, sum, w may be null; sum and out may be x or y,
+// where rows are not gathered. k, the lds and `group` are multiples of 8, with ACTS k is one of 32, and groups shorter
+// than a row want k <= 32768; pointers are aligned to 16 bytes.
+template <int ACTS>
+__global__ void __launch_bounds__(1024)
+    tokenwise(const float* x, int ldx, const float* y, int ldy, const int* __restrict__ gather,
+              const float* __restrict__ wy, float eps_y, float* sum, int ldsum, float scale,
+              const float* __restrict__ w, float eps, int group, void* out, int ldo, int k) {
+  __shared__ float part[32], of_chunk[MAX_CHUNKS];
   const int token = blockIdx.x, source = gather ? gather[token] : token;
-  Chunk row[CHUNKS], other[CHUNKS];
-#pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) {
-    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
-    row[i] = other[i] = Chunk{};
-    if (at < k) row[i] = load_chunk(x + static_cast<size_t>(source) * ldx + at);
-    if (at < k && y) other[i] = load_chunk(y + static_cast<size_t>(source) * ldy + at);
+  Row row = {x + static_cast<size_t>(source) * ldx, nullptr, wy, 0.0f, scale, k};
+  if (y) row.y = y + static_cast<size_t>(source) * ldy;
+  if (y && wy) {
+    float mine = 0.0f;
+    EACH_CHUNK(i, k) mine += squares(load_chunk(row.y + i));
+    row.ry = inverse_rms(block_sum(mine, part), k, eps_y);
   }
-  if (y && wy) norm_row<CHUNKS>(other, wy, eps_y, k, part);
-#pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) {
-    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
-#pragma unroll
-    for (int e = 0; e < CHUNK; ++e) {
-      if (y) row[i].v[e] += other[i].v[e];
-    }
-    if (sum && at < k) store_chunk(sum + static_cast<size_t>(token) * ldsum + at, row[i]);
-#pragma unroll
-    for (int e = 0; e < CHUNK; ++e) row[i].v[e] *= scale;
+  if (sum) keep_sum(row, sum + static_cast<size_t>(token) * ldsum);
+  float r = 1.0f;
+  if (w && group == k) {
+    float mine = 0.0f;
+    EACH_CHUNK(i, k) mine += squares(row.at(i));
+    r = inverse_rms(block_sum(mine, part), k, eps);
+  } else if (w) {
+    norm_groups(row, eps, group, of_chunk);
   }
-  if (w && group == k) norm_row<CHUNKS>(row, w, eps, k, part);
-  if (w && group != k) norm_groups<CHUNKS>(row, w, eps, group, k, of_chunk);
+  const auto value = [&](int i) {
+    Chunk c = row.at(i);
+    if (w && i < k) normalize(c, group == k ? r : of_chunk[i / group * (group / CHUNK)], w + i % group);
+    return c;
+  };
   if (ACTS) {
-    quantize_row<CHUNKS>(row, k, token, static_cast<uint8_t*>(out), part);
+    quantize_row(value, k, token, static_cast<uint8_t*>(out), part);
     return;
   }
-#pragma unroll
-  for (int i = 0; i < CHUNKS; ++i) {
-    const int at = (threadIdx.x + i * blockDim.x) * CHUNK;
-    if (at < k) store_chunk(static_cast<float*>(out) + static_cast<size_t>(token) * ldo + at, row[i]);
-  }
+  float* to = static_cast<float*>(out) + static_cast<size_t>(token) * ldo;
+  EACH_CHUNK(i, k) store_chunk(to + i, value(i));
 }

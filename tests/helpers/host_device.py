@@ -32,7 +32,7 @@ INSTANCES = {
                         "unpack_float_rows<1>"),
     "rope_kv.cu": ("rope_kv<0>", "rope_kv<1>", "rope_kv<2>"),
     "rows.cu": ("unpack_rows<8>",),
-    "tokenwise.cu": ("tokenwise<1,0>", "tokenwise<1,1>"),
+    "tokenwise.cu": ("tokenwise<0>", "tokenwise<1>"),
     "argmax.cu": (),
     "glu.cu": (),
     "rotate_heads.cu": (),

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from kernels.cases_attention import ATTENTION, KV_TYPES
 from helpers import simt
 from helpers.cuda_attention import (
     Q4_LEVELS,
@@ -19,6 +18,7 @@ from helpers.cuda_attention import (
     ways,
 )
 from helpers.simt import KERNELS, ORDERS
+from kernels.cases_attention import ATTENTION, KV_TYPES
 from numpy.typing import NDArray
 
 from edgerun.backends import cuda_attention as shapes
