@@ -7,10 +7,6 @@
 #include "act.cuh"
 #include "formats.cuh"
 
-// Sums that start at this integer read as the float 1.5 * 2^23 + sum, exact while |sum| < 2^22: 255 * 127 * 32 is below.
-constexpr int MAGIC = 0x4b400000;
-constexpr float MAGIC_FLOAT = 12582912.f;
-
 // Where a group of the activations lies: first digits and lines, second digits, and from one column tile to the next.
 struct Columns {
   const uint8_t *first, *second;
@@ -68,10 +64,10 @@ __device__ __forceinline__ void add_digit(const uint32_t (&a)[4], uint32_t b0, u
     for (int i = 0; i < 4; ++i) sum[i] = __int2float_rn(w.half[i >> 1][0] * r[i] + w.half[i >> 1][1] * r1[i]);
   } else {
     const uint32_t b[2] = {b0, b1};
-    const int magic[4] = {MAGIC, MAGIC, MAGIC, MAGIC};
-    imma_16832<has_min<Q>()>(r, a, b, magic);
+    const int start[4] = {SUM_START, SUM_START, SUM_START, SUM_START};
+    imma_16832<has_min<Q>()>(r, a, b, start);
 #pragma unroll
-    for (int i = 0; i < 4; ++i) sum[i] = __fadd_rn(__int_as_float(r[i]), -MAGIC_FLOAT);
+    for (int i = 0; i < 4; ++i) sum[i] = sum_float(r[i]);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) o[i] = __fmaf_rn(sum[i], __fmul_rn(w.s[i >> 1], i & 1 ? d.y : d.x), o[i]);

@@ -176,6 +176,15 @@ __device__ __forceinline__ void imma_16832(int (&d)[4], const uint32_t (&a)[4], 
 }
 #endif
 
+// ---- integer sums of |sum| < 2^22 as floats: counted from SUM_START, then by sum_float
+#if __CUDA_ARCH__ >= 860
+constexpr int SUM_START = 0;
+__device__ __forceinline__ float sum_float(int sum) { return __int2float_rn(sum); }
+#else  // conversions are slow there; from this start, the bits are those of the float 1.5 * 2^23 + sum
+constexpr int SUM_START = 0x4b400000;
+__device__ __forceinline__ float sum_float(int sum) { return __fadd_rn(__int_as_float(sum), -12582912.f); }
+#endif
+
 // ---- bfloat16 and pairs, from the above
 __device__ __forceinline__ float bf16_to_float(uint16_t h) { return __uint_as_float(static_cast<uint32_t>(h) << 16); }
 __device__ __forceinline__ uint16_t float_to_bf16(float f) {  // to the nearest, ties to even; NaN stays NaN

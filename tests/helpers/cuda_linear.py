@@ -30,25 +30,27 @@ _QUANTIZED = (
 _FLOAT = ("fmm<{0}>", "repack_float<{0}>", "unpack_float_rows<{0}>")
 
 
-def unit(t: int, more: tuple[str, ...] = ()) -> tuple[str, tuple[str, ...]]:
-    """Source and kernels of everything a type needs, and ``more`` kernels."""
+def unit(t: int) -> tuple[str, tuple[str, ...]]:
+    """Source and kernels of everything a type needs."""
     is_float = t in cw.FLOAT_TYPES
     files = ("fmm.cu", "repack_float.cu") if is_float else _FILES
-    names = [n.format(t) for n in (_FLOAT if is_float else _QUANTIZED)]
-    return "".join(f'#include "{f}"\n' for f in files), (*names, *more)
+    names = tuple(n.format(t) for n in (_FLOAT if is_float else _QUANTIZED))
+    return "".join(f'#include "{f}"\n' for f in files), names
 
 
 def compiled(
     t: int,
-    more: tuple[str, ...] = (),
+    names: tuple[str, ...] = (),
     arch: int = 890,
     sanitizer: str = "",
     folder: Path = simt.KERNELS,
 ) -> simt.Module:
-    """The kernels of a type; ``folder`` may hold altered ones."""
-    source, names = unit(t, more)
+    """Kernels of a type, all that it needs or only ``names``, compiled fast for a single use;
+    ``folder`` may hold altered ones."""
+    source, every = unit(t)
+    path = folder / f"linear{t}.cu"
     return simt.build(
-        folder / f"linear{t}.cu", names, source=source, arch=arch, sanitizer=sanitizer
+        path, names or every, source=source, arch=arch, sanitizer=sanitizer, optimize="-O0"
     )
 
 
@@ -67,7 +69,8 @@ def _pool() -> dict[int, Future[Path]]:
 def module(t: int) -> simt.Module:
     """The kernels of a type, in the order of threads that was set last."""
     _pool()[t].result()
-    return compiled(t)
+    source, names = unit(t)
+    return simt.build(simt.KERNELS / f"linear{t}.cu", names, source=source)
 
 
 class Matrix:

@@ -109,7 +109,8 @@ def test_rows_of_more_chunks_than_warps(t: T, k: int) -> None:
 def test_cards_without_the_newer_instructions_give_the_same_bits(t: T) -> None:
     _, n, k = next(c for c in CASES if c[0] == t and c[1] == 50)
     rows, _, x = case(t, n, k)
-    old, new = (Matrix(m, t, rows, k) for m in (compiled(int(t), arch=750), module(t)))
+    names = tuple(n.format(int(t)) for n in ("qmm<{0},{0},1>", "qgemm<{0},{0},4>", "repack<{0}>"))
+    old, new = (Matrix(m, t, rows, k) for m in (compiled(int(t), names, arch=750), module(t)))
     for m in (7, 20):
         assert (bits(old.run(x[:m])) == bits(new.run(x[:m]))).all()
 
@@ -120,7 +121,7 @@ def test_the_widest_kernel_gives_the_same_bits(t: T) -> None:
     n, k = 100, 1280
     rows, _, x = case(t, n, k)
     x = np.concatenate([x, x[::-1], x[:10]])
-    wide = compiled(int(t), (f"qgemm<{int(t)},{int(t)},8>",))
+    wide = compiled(int(t), (f"qgemm<{int(t)},{int(t)},8>", f"repack<{int(t)}>"))
     w = Matrix(wide, t, rows, k)
     narrow = Matrix(module(t), t, rows, k)
     want = np.concatenate([narrow.run(x[i : i + 5]) for i in range(0, len(x), 5)])
@@ -131,15 +132,15 @@ def test_the_widest_kernel_gives_the_same_bits(t: T) -> None:
 def test_two_tensors_of_two_types_in_one_launch(tokens: int) -> None:
     a, b = T.Q4_K, T.Q6_K
     pair = f"{int(a)},{int(b)}"
-    names = (f"qmm<{pair},1>", f"qmm<{pair},2>", f"qgemm<{pair},4>", f"repack<{int(b)}>")
-    m = compiled(int(a), names)
+    m = compiled(int(a), (f"qmm<{pair},1>", f"qmm<{pair},2>", f"qgemm<{pair},4>"))
     (rows_a, _, x), (rows_b, _, _) = case(a, 50, 1280), case(b, 50, 1280)
-    one, two = Matrix(m, a, rows_a, 1280), Matrix(m, b, rows_b, 1280)
+    one, two = Matrix(module(a), a, rows_a, 1280), Matrix(module(b), b, rows_b, 1280)
+    alone = [w.run(x[:tokens]) for w in (one, two)]
+    one.m = m
     both = one.run(x[:tokens], other=two)
-    alone = Matrix(module(b), b, rows_b, 1280).run(x[:tokens])
-    assert (bits(both[:, :50]) == bits(one.run(x[:tokens]))).all()
+    assert (bits(both[:, :50]) == bits(alone[0])).all()
     assert (both[:, 50:64] == 0).all()
-    assert (bits(both[:, 64:]) == bits(alone)).all()
+    assert (bits(both[:, 64:]) == bits(alone[1])).all()
 
 
 @pytest.mark.parametrize("t", [T.Q4_0, T.F16], ids=lambda t: t.name)
