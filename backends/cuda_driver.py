@@ -107,7 +107,7 @@ class CudaDevice(Device):
         self.capability = tuple(device.compute_capability)
         self._stream = device.create_stream()
         self._handle = self._stream.handle
-        self._thread = threading.get_ident()
+        self._threads = threading.local()
         self._kernels: dict[str, Any] = {}
         self._modules: dict[bytes, Any] = {}
         self._configs: dict[Any, Any] = {}
@@ -121,9 +121,9 @@ class CudaDevice(Device):
         """The driver's calls act on the calling thread's context."""
         if self._closed:
             raise BackendError("the device was closed")
-        if self._thread != threading.get_ident():
+        if not hasattr(self._threads, "entered"):
             self._core.Device(self._device.device_id).set_current()
-            self._thread = threading.get_ident()
+            self._threads.entered = True
 
     def _check(self, result: tuple[Any, ...]) -> Any:
         status, *values = result
