@@ -169,7 +169,7 @@ class Builder:
         dry._kernel = found.append
         nowhere = Addresses(0, 0, 0, [0] * len(self._program.buffers))
         widths = [r.n_rot for r in self._program.ropes]
-        for n, splits in ((1, 1), (1, 2), (MOST_PADDED, 1), (2 * MOST_PADDED, 1), (512, 1)):
+        for n, splits in ((1, 1), (1, 2), (16, 1), (32, 1), (MOST_PADDED, 1), (512, 1)):
             tilings = self.tilings(n)
             padded = n <= MOST_PADDED
             shape = Shape(n, 1, n, splits * 8, splits, (1,) * len(tilings), padded)

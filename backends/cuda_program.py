@@ -1,6 +1,6 @@
 """Runs a lowered forward pass: inputs in one copy, launches in order, logits back.
 
-Steps of up to 16 tokens are padded to a bucket. Their launches depend on the bucket alone, so they
+Steps of up to 64 tokens are padded to a bucket. Their launches depend on the bucket alone, so they
 are recorded as a graph the second time a bucket is met, and replayed from then on.
 """
 
@@ -32,7 +32,9 @@ from edgerun.backends.rope_table import RopeTable
 
 __all__ = ["CudaProgram"]
 
-_MOST_PLANS = 64
+_MOST_PLANS = 128
+#: Most tokens that one reading of the weights serves.
+_DIRECT = 16
 
 
 @dataclass(eq=False)
@@ -101,7 +103,7 @@ class CudaProgram(base.Program):
 
     def width(self, most: int) -> int:
         # One pass over the weights serves 16 tokens; more go to the kernel for prompts.
-        return MOST_PADDED if MOST_PADDED < most < 2 * MOST_PADDED else most
+        return _DIRECT if _DIRECT < most < 2 * _DIRECT else most
 
     def run(self, batch: base.Batch) -> base.F32:
         """One step.
@@ -185,7 +187,7 @@ class CudaProgram(base.Program):
     def _addresses(self, shape: Shape, block: Block) -> Addresses:
         room = self._small if shape.padded else self._large
         tokens = MOST_PADDED if shape.padded else shape.n_tokens
-        outputs = MOST_PADDED if shape.padded else shape.n_outputs
+        outputs = shape.n_outputs
         counts = [bucket(outputs) if b.gathered else bucket(tokens) for b in self._lowered.buffers]
         sizes = [row_bytes(b, n) for b, n in zip(self._lowered.buffers, counts, strict=True)]
         parts, best = self._builder.scratch_bytes(shape)

@@ -23,7 +23,7 @@ __all__ = [
 ]  # fmt: skip
 
 #: Most tokens of a step that is padded and replayed.
-MOST_PADDED = 16
+MOST_PADDED = 64
 #: Marks a token, a tile or a page that is not there.
 NONE = -1
 

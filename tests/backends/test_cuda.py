@@ -85,9 +85,11 @@ def test_architecture(open_runner: Open, name: str) -> None:
 @pytest.mark.parametrize("name", ["gemma3", "phi3", "qwen2"])
 def test_prompts_have_the_bits_of_single_tokens(open_runner: Open, name: str) -> None:
     ids, _ = golden(name)
+    ids *= 2  # 82 tokens: more than are padded
     runner = open_runner(fixture(name))
     whole = runner.logits(ids)
-    for chunk in (1, 12):
+    assert device(runner).n_replays == 0
+    for chunk in (3, 20, 41):
         assert same_bits(whole, runner.logits(ids, chunk=chunk)), chunk
 
 
@@ -141,10 +143,10 @@ def among_others(runner: Runner, ids: Sequence[int], vocab: int) -> F32:
 def test_batch_invariance(open_runner: Open, mixed: Path, name: str) -> None:
     runner = open_runner(mixed if name == "mixed" else fixture(name), n_pages=40)
     vocab = runner.config.n_vocab
-    ids = np.random.default_rng(1).integers(0, vocab, 36).tolist()
+    ids = np.random.default_rng(1).integers(0, vocab, 66).tolist()
     whole = runner.logits(ids)  # by the kernels of prompts
     assert same_bits(whole[:9], runner.logits(ids[:9], chunk=1))
-    assert same_bits(whole, among_others(runner, ids, vocab))
+    assert same_bits(whole[:40], among_others(runner, ids[:40], vocab))
 
 
 def test_a_step_is_ten_launches_a_layer_and_few_beside(open_runner: Open, tmp_path: Path) -> None:

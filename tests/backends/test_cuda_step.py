@@ -40,10 +40,10 @@ def test_longer_texts_double_the_shape() -> None:
 
 
 def test_many_tokens_are_not_padded() -> None:
-    batch = Batch.pack([(list(range(40)), 0, [0, 1], [39]), ([5], 70, [4, 5, 6], [0])])
+    batch = Batch.pack([(list(range(80)), 0, [0, 1, 2], [79]), ([5], 70, [4, 5, 6], [0])])
     shape = padded_shape(batch, [Tiling(4, (2, 2))])
-    assert (shape.n_tokens, shape.n_rows, shape.n_outputs, shape.padded) == (41, 2, 2, False)
-    assert (shape.n_pages, shape.n_tiles) == (3, (3 + 1,))
+    assert (shape.n_tokens, shape.n_rows, shape.n_outputs, shape.padded) == (81, 2, 2, False)
+    assert (shape.n_pages, shape.n_tiles) == (3, (5 + 1,))
 
 
 def read(block: Block, memory: np.ndarray, name: str, n: int) -> list[int]:
