@@ -1,5 +1,5 @@
-// argmax.cu: the id of the largest logit, the lowest of equals, -1 where some logit is not finite; and the soft-cap
-// of logits on the way.
+// argmax.cu: the id of the largest logit, the lowest of equals, -1 where some logit is not finite;
+// and the soft-cap of logits on the way.
 #include "ptx.cuh"
 
 enum : int { THREADS = 256 };
@@ -25,12 +25,15 @@ __device__ __forceinline__ Best best_of_block(Best mine, Best (&room)[THREADS / 
   for (int i = 0; i < THREADS / 32; ++i) mine = better(mine, room[i]);
   return mine;
 }
-__device__ __forceinline__ bool finite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
+__device__ __forceinline__ bool finite(float x) {
+  return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
+}
 
-// grid (chunks, rows), block THREADS: parts[row][chunk] of (value, id) pairs. logits [rows][ld]; cap > 0: they become
-// cap * tanh(logit / cap). Chunks are equal but the last.
+// grid (chunks, rows), block THREADS: parts[row][chunk] of (value, id) pairs. logits [rows][ld];
+// cap > 0: they become cap * tanh(logit / cap). Chunks are equal but the last.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    argmax_part(float* __restrict__ logits, int ld, int n_vocab, float cap, float2* __restrict__ parts) {
+    argmax_part(float* __restrict__ logits, int ld, int n_vocab, float cap,
+                float2* __restrict__ parts) {
   __shared__ Best room[THREADS / 32];
   float* row = logits + static_cast<size_t>(blockIdx.y) * ld;
   const int size = (n_vocab + gridDim.x - 1) / gridDim.x, start = blockIdx.x * size;
@@ -42,7 +45,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     mine = better(mine, Best{x, finite(x) ? i : -1});
   }
   mine = best_of_block(mine, room);
-  if (threadIdx.x == 0) parts[static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x] = make_float2(mine.value, __int_as_float(mine.id));
+  if (threadIdx.x == 0)
+    parts[static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x] =
+        make_float2(mine.value, __int_as_float(mine.id));
 }
 
 // grid rows, block THREADS.

@@ -1,4 +1,5 @@
-// half_pair.cuh: arithmetic on two halves at once, which CUDA C++ has only with its headers, and a fast exponential.
+// half_pair.cuh: arithmetic on two halves at once, which CUDA C++ has only with its headers, and a
+// fast exponential.
 #pragma once
 #include "ptx.cuh"
 

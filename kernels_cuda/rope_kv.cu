@@ -1,6 +1,7 @@
-// rope_kv.cu: what lies between the Q, K and V products and attention: norms of heads, rope, the rotation of q4r, queries as halves, K and
-// V into their pages. A block takes one head of one token, a thread one dimension, a warp one block of 32 dimensions.
-// Codes and scales are those of kernels_cpu/src/kv_{q8,q4}.h; where they lie is in kv.cuh.
+// rope_kv.cu: what lies between the Q, K and V products and attention: norms of heads, rope, the
+// rotation of q4r, queries as halves, K and V into their pages. A block takes one head of one
+// token, a thread one dimension, a warp one block of 32 dimensions. Codes and scales are those of
+// kernels_cpu/src/kv_{q8,q4}.h; where they lie is in kv.cuh.
 #include "hadamard.cuh"
 #include "kv.cuh"
 
@@ -20,7 +21,8 @@ __device__ __forceinline__ float warp_top(float x) {
 }
 __device__ __forceinline__ bool f16_finite(uint16_t h) { return (h & 0x7c00) != 0x7c00; }
 
-__device__ __forceinline__ float head_norm(float x, const float* weight, float eps, int d, int head_dim, float (&part)[32]) {
+__device__ __forceinline__ float head_norm(float x, const float* weight, float eps, int d,
+                                           int head_dim, float (&part)[32]) {
   const int warp = d >> 5, warps = blockDim.x >> 5;
   const float mine = warp_sum(x * x);
   __syncthreads();  // part may still be read
@@ -33,18 +35,21 @@ __device__ __forceinline__ float head_norm(float x, const float* weight, float e
 }
 
 // turns: n_rot / 2 cosines, then as many sines.
-__device__ __forceinline__ float rope(float x, int d, int n_rot, int interleaved, const float* turns, float (&room)[MAX_HEAD]) {
+__device__ __forceinline__ float rope(float x, int d, int n_rot, int interleaved,
+                                      const float* turns, float (&room)[MAX_HEAD]) {
   __syncthreads();
   room[d] = x;
   __syncthreads();
   if (d >= n_rot) return x;
   const int half = n_rot / 2, i = interleaved ? d / 2 : d % half;
   const bool second = interleaved ? d % 2 != 0 : d >= half;
-  const float a = room[interleaved ? 2 * i : i], b = room[interleaved ? 2 * i + 1 : i + half], c = turns[i], s = turns[half + i];
+  const float a = room[interleaved ? 2 * i : i], b = room[interleaved ? 2 * i + 1 : i + half],
+              c = turns[i], s = turns[half + i];
   return second ? a * s + b * c : a * c - b * s;
 }
 
-// The code of a lane's value and the warp's scale (both as stored). A scale that is not finite: the block is not.
+// The code of a lane's value and the warp's scale (both as stored). A scale that is not finite: the
+// block is not.
 __device__ __forceinline__ int encode_q8(float x, uint16_t& scale) {
   scale = float_to_half(warp_top(x) / 127.0f);
   const float d = half_to_float(scale);
@@ -52,7 +57,8 @@ __device__ __forceinline__ int encode_q8(float x, uint16_t& scale) {
   return __float2int_rn(fminf(fmaxf(x * (1.0f / d), -127.0f), 127.0f));
 }
 
-__device__ constexpr int LEVELS[16] = {-127, -101, -79, -62, -47, -33, -21, -9, 2, 14, 25, 37, 50, 65, 83, 107};
+__device__ constexpr int LEVELS[16] = {-127, -101, -79, -62, -47, -33, -21, -9,
+                                       2,    14,   25,  37,  50,  65,  83,  107};
 
 // Of eight scales the one with the least squared error, the first of equals; NaN if none will do.
 __device__ __forceinline__ int encode_q4(float x, bool used, uint16_t& scale) {
@@ -69,15 +75,25 @@ __device__ __forceinline__ int encode_q4(float x, bool used, uint16_t& scale) {
     float level = static_cast<float>(LEVELS[0]);
 #pragma unroll
     for (int i = 0; i < 15; ++i)
-      if (r > static_cast<float>(LEVELS[i] + LEVELS[i + 1]) * 0.5f) { code = i + 1; level = static_cast<float>(LEVELS[i + 1]); }
+      if (r > static_cast<float>(LEVELS[i] + LEVELS[i + 1]) * 0.5f) {
+        code = i + 1;
+        level = static_cast<float>(LEVELS[i + 1]);
+      }
     const float off = level * d - x, error = warp_sum(used ? off * off : 0.0f);
-    if (error < least) { least = error; best = code; scale = h; }
+    if (error < least) {
+      least = error;
+      best = code;
+      scale = h;
+    }
   }
   return best;
 }
 
-// Slot `slot` of one head's K or V. `code`: the half, the signed byte or the level's index of dimension d.
-template <int KV, bool IS_K> __device__ __forceinline__ void put_code(uint8_t* p, int dp, int slot, int d, int code, uint16_t scale) {
+// Slot `slot` of one head's K or V. `code`: the half, the signed byte or the level's index of
+// dimension d.
+template <int KV, bool IS_K>
+__device__ __forceinline__ void put_code(uint8_t* p, int dp, int slot, int d, int code,
+                                         uint16_t scale) {
   const int at = IS_K ? kv_k_at(KV, dp / 32, slot, d / 32, d % 32 / 8) : kv_v_at(KV, slot, d);
   if (KV == KV_F16) {
     *reinterpret_cast<uint16_t*>(p + at + (IS_K ? d % 8 * 2 : 0)) = static_cast<uint16_t>(code);
@@ -86,12 +102,14 @@ template <int KV, bool IS_K> __device__ __forceinline__ void put_code(uint8_t* p
   if (KV == KV_Q8_0) p[at + (IS_K ? d % 8 : 0)] = static_cast<uint8_t>(code);
   if (KV == KV_Q4R) {  // two codes a byte: a neighbour's, or that of 8 dimensions on
     const int high = __shfl_down_sync(ALL_LANES, code, IS_K ? 1 : 8);
-    if (IS_K ? d % 2 == 0 : d % 16 < 8) p[at + (IS_K ? d % 8 / 2 : 0)] = static_cast<uint8_t>(code | high << 4);
+    if (IS_K ? d % 2 == 0 : d % 16 < 8)
+      p[at + (IS_K ? d % 8 / 2 : 0)] = static_cast<uint8_t>(code | high << 4);
   }
   if (d % 32 == 0) *reinterpret_cast<uint16_t*>(p + kv_code_bytes(KV, dp) + (d + slot) * 2) = scale;
 }
 
-template <int KV> __device__ __forceinline__ int encode(float x, bool used, uint16_t& scale) {
+template <int KV>
+__device__ __forceinline__ int encode(float x, bool used, uint16_t& scale) {
   if (KV == KV_Q8_0) return encode_q8(x, scale);
   if (KV == KV_Q4R) return encode_q4(x, used, scale);
   return scale = float_to_half(x);
@@ -108,25 +126,31 @@ __device__ __forceinline__ bool any_thread(bool bad, int d, int (&part)[32]) {
   return found;
 }
 
-// grid (T, n_heads + n_kv), block head_dim rounded up to 32. q, k, v: float [T][...], ld floats from token to token; turns [T][n_rot] or
-// null; norms null or [head_dim]; q_out halves [T][n_heads][DP], zero past head_dim, times q_scale, NaN where they are not finite;
-// kvpos [T]: the token's place in its sequence, -1 for padding, which writes neither K nor V.
+// grid (T, n_heads + n_kv), block head_dim rounded up to 32. q, k, v: float [T][...], ld floats
+// from token to token; turns [T][n_rot] or null; norms null or [head_dim]; q_out halves
+// [T][n_heads][DP], zero past head_dim, times q_scale, NaN where they are not finite; kvpos [T]:
+// the token's place in its sequence, -1 for padding, which writes neither K nor V.
 template <int KV>
-__global__ void rope_kv(const float* __restrict__ q, const float* __restrict__ k, const float* __restrict__ v, int ld,
-                        const float* __restrict__ turns, const float* __restrict__ q_norm, const float* __restrict__ k_norm, float eps_q,
-                        float eps_k, float q_scale, uint16_t* __restrict__ q_out, uint8_t* __restrict__ pool, long long page_bytes,
-                        long long k_off, long long v_off, const int* __restrict__ pages, int page_stride, const int* __restrict__ row_of,
-                        const int* __restrict__ kvpos, int n_heads, int n_kv, int head_dim, int n_rot, int interleaved) {
+__global__ void rope_kv(const float* __restrict__ q, const float* __restrict__ k,
+                        const float* __restrict__ v, int ld, const float* __restrict__ turns,
+                        const float* __restrict__ q_norm, const float* __restrict__ k_norm,
+                        float eps_q, float eps_k, float q_scale, uint16_t* __restrict__ q_out,
+                        uint8_t* __restrict__ pool, long long page_bytes, long long k_off,
+                        long long v_off, const int* __restrict__ pages, int page_stride,
+                        const int* __restrict__ row_of, const int* __restrict__ kvpos, int n_heads,
+                        int n_kv, int head_dim, int n_rot, int interleaved) {
   __shared__ float room[2][MAX_HEAD], part[32];
   __shared__ int bad_part[32];
   const int token = blockIdx.x, d = threadIdx.x, dp = blockDim.x;
   const bool is_q = static_cast<int>(blockIdx.y) < n_heads, used = d < head_dim;
   const int head = is_q ? blockIdx.y : blockIdx.y - n_heads, pos = kvpos[token];
-  const float* from = is_q ? q + static_cast<size_t>(token) * ld : k + static_cast<size_t>(token) * ld;
+  const float* from =
+      is_q ? q + static_cast<size_t>(token) * ld : k + static_cast<size_t>(token) * ld;
   const float* norm = is_q ? q_norm : k_norm;
   float x = used ? from[head * head_dim + d] : 0.0f;
   if (norm) x = head_norm(x, norm, is_q ? eps_q : eps_k, d, head_dim, part);
-  if (n_rot) x = rope(x, d, n_rot, interleaved, turns + static_cast<size_t>(token) * n_rot, room[0]);
+  if (n_rot)
+    x = rope(x, d, n_rot, interleaved, turns + static_cast<size_t>(token) * n_rot, room[0]);
   __syncthreads();
   if (KV == KV_Q4R) x = hadamard(x, d, head_dim, room);
   if (is_q) {

@@ -1,7 +1,7 @@
-// tokenwise.cu: what happens to a token's row between two products: gather, residual sum (of a norm, if need be),
-// scale, norm, and the int8 digits that the next product reads. A block takes one token, a thread every so many chunks
-// of 8 values. Rows are read again rather than kept: they lie in the cache, and any width will do. Every sum runs in an
-// order that the width alone decides.
+// tokenwise.cu: what happens to a token's row between two products: gather, residual sum (of a
+// norm, if need be), scale, norm, and the int8 digits that the next product reads. A block takes
+// one token, a thread every so many chunks of 8 values. Rows are read again rather than kept: they
+// lie in the cache, and any width will do. Every sum runs in an order that the width alone decides.
 #include "act.cuh"
 
 enum : int { CHUNK = 8, MAX_CHUNKS = 4096 };
@@ -79,8 +79,10 @@ __device__ __forceinline__ void keep_sum(Row& row, float* sum) {
   row.y = nullptr;
 }
 
-// Norms groups of the row, a head each,: what each is multiplied by goes to its first chunk's place.
-__device__ __forceinline__ void norm_groups(const Row& row, float eps, int group, float (&of_chunk)[MAX_CHUNKS]) {
+// Norms groups of the row, a head each,: what each is multiplied by goes to its first chunk's
+// place.
+__device__ __forceinline__ void norm_groups(const Row& row, float eps, int group,
+                                            float (&of_chunk)[MAX_CHUNKS]) {
   EACH_CHUNK(i, row.k) of_chunk[i / CHUNK] = squares(row.at(i));
   __syncthreads();
   for (int g = threadIdx.x; g < row.k / group; g += blockDim.x) {
@@ -91,7 +93,8 @@ __device__ __forceinline__ void norm_groups(const Row& row, float eps, int group
   __syncthreads();
 }
 
-// The largest magnitude of a block of 32 values, four lanes' chunks. Bits order as magnitudes do, NaN above all.
+// The largest magnitude of a block of 32 values, four lanes' chunks. Bits order as magnitudes do,
+// NaN above all.
 __device__ __forceinline__ float top_of_block(const Chunk& c) {
   unsigned top = 0;
 #pragma unroll
@@ -121,10 +124,11 @@ __device__ __forceinline__ void store_codes(uint8_t* tile, int column, int at, c
   store(tile + digit_at(column, at + 4), codes.word[1]);
 }
 
-// One chunk at `at` of a token's row into its column of the tile, `bar` what a block's squared top must pass to get a second digit.
-// All lanes of a warp call it together; those past the row are not `live`.
-__device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top, float bar, bool live, uint8_t* tile,
-                                               int column) {
+// One chunk at `at` of a token's row into its column of the tile, `bar` what a block's squared top
+// must pass to get a second digit. All lanes of a warp call it together; those past the row are not
+// `live`.
+__device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top, float bar,
+                                               bool live, uint8_t* tile, int column) {
   const bool usable = top >= 1e-36f && top < INFINITY_F, second = usable && top * top > bar;
   const float scale = usable ? 127.0f / top : 0.0f;
   const float d = usable ? top / 127.0f : top < 1.0f ? 0.0f : __int_as_float(0x7fc00000);
@@ -136,21 +140,25 @@ __device__ __forceinline__ void quantize_chunk(const Chunk& c, int at, float top
   Codes rest = {{0, 0}, 0};
   if (second) {
 #pragma unroll
-    for (int e = 0; e < CHUNK; ++e) clean.v[e] = clean.v[e] - d * static_cast<float>(__float2int_rn(clean.v[e] * scale));
+    for (int e = 0; e < CHUNK; ++e)
+      clean.v[e] = clean.v[e] - d * static_cast<float>(__float2int_rn(clean.v[e] * scale));
     rest = codes_of(clean, 254.0f / d);
     if (live) store_codes(tile + SECOND_AT, column, at, rest);
   }
   // Sums of what the digits stand for: of each half of the block, two lanes, then of both.
   const float d2 = second ? d / 254.0f : 0.0f;
-  const int sum = first.sum + __shfl_xor_sync(ALL, first.sum, 1), sum2 = rest.sum + __shfl_xor_sync(ALL, rest.sum, 1);
+  const int sum = first.sum + __shfl_xor_sync(ALL, first.sum, 1),
+            sum2 = rest.sum + __shfl_xor_sync(ALL, rest.sum, 1);
   const float half = d * static_cast<float>(sum) + d2 * static_cast<float>(sum2);
   const float other = __shfl_xor_sync(ALL, half, 2);
   if (live && at % 32 == 0) put_line(tile, column, at / 32, d, half + other, other, d2);
 }
 
-// Digits of the whole row. Blocks whose top towers over the row's get a second one (kernels_cpu/src/act_q8.h).
+// Digits of the whole row. Blocks whose top towers over the row's get a second one
+// (kernels_cpu/src/act_q8.h).
 template <class F>
-__device__ __forceinline__ void quantize_row(const F& value, int k, int token, uint8_t* acts, float (&part)[32]) {
+__device__ __forceinline__ void quantize_row(const F& value, int k, int token, uint8_t* acts,
+                                             float (&part)[32]) {
   const int groups = (k + 63) / 64, end = (groups * 64 + 255) / 256 * 256;  // whole warps
   float mine = 0.0f;
   EACH_CHUNK(i, end) {
@@ -165,13 +173,15 @@ __device__ __forceinline__ void quantize_row(const F& value, int k, int token, u
   }
 }
 
-// grid T, block a multiple of 32 threads. For token t, from row s = gather ? gather[t] : t of x and y:
-//   v = x[s] (+ y[s], or its rms norm times wy); sum[t] = v; v *= scale; v = its rms norm over `group` values times w;
-//   out: v itself, float [T][ldo], or its digits (ACTS). y, wy, gather, sum, w may be null; sum and out may be x or y,
-// where rows are not gathered. k, the lds and `group` are multiples of 8, with ACTS k is one of 32, and groups shorter
-// than a row want k <= 32768; pointers are aligned to 16 bytes.
+// grid T, block a multiple of 32 threads. For token t, from row s = gather ? gather[t] : t of x and
+// y:
+//   v = x[s] (+ y[s], or its rms norm times wy); sum[t] = v; v *= scale; v = its rms norm over
+//   `group` values times w; out: v itself, float [T][ldo], or its digits (ACTS). y, wy, gather,
+//   sum, w may be null; sum and out may be x or y,
+// where rows are not gathered. k, the lds and `group` are multiples of 8, with ACTS k is one of 32,
+// and groups shorter than a row want k <= 32768; pointers are aligned to 16 bytes.
 template <int ACTS>
-__global__ void __launch_bounds__(1024)
+__global__ void __launch_bounds__(1024, 1)
     tokenwise(const float* x, int ldx, const float* y, int ldy, const int* __restrict__ gather,
               const float* __restrict__ wy, float eps_y, float* sum, int ldsum, float scale,
               const float* __restrict__ w, float eps, int group, void* out, int ldo, int k) {
@@ -195,7 +205,8 @@ __global__ void __launch_bounds__(1024)
   }
   const auto value = [&](int i) {
     Chunk c = row.at(i);
-    if (w && i < k) normalize(c, group == k ? r : of_chunk[i / group * (group / CHUNK)], w + i % group);
+    if (w && i < k)
+      normalize(c, group == k ? r : of_chunk[i / group * (group / CHUNK)], w + i % group);
     return c;
   };
   if (ACTS) {

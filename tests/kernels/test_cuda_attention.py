@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -272,6 +273,8 @@ BUGS = {
 def test_planted_bugs_are_found(bug: str, rng: np.random.Generator) -> None:
     file, old, new = BUGS[bug]
     source = (KERNELS / file).read_text()
+    for header in re.findall(r'#include "(attention_tile\.cuh)"', source):
+        source = source.replace(f'#include "{header}"', (KERNELS / header).read_text())
     assert source.count(old) == 1
     spec = dataclasses.replace(SMALL, window=270)
     norms = (np.full(64, 0.9, np.float32), np.full(64, 1.1, np.float32))
@@ -311,7 +314,7 @@ def test_sound_kernels_differ_in_no_order(rng: np.random.Generator) -> None:
 
 
 def test_shapes_are_what_the_kernels_say() -> None:
-    text = (KERNELS / "attention.cu").read_text()
+    text = (KERNELS / "attention_tile.cuh").read_text()
     assert "STEP = WARPS * PAGE, SPLIT_STEPS = 2, SPLIT = STEP * SPLIT_STEPS" in text
     assert shapes.SPLIT == 4 * PAGE_SIZE * 2
     # 32 tokens of 3 heads of 64: q8_0 has two scales a token and head.
