@@ -165,23 +165,39 @@ class Module:
             KeyError, TypeError: no such kernel, or arguments of other sizes than it takes.
             SimtError: a deadlock, a divergent barrier, a misaligned access.
         """
+        kernel, sizes = self.signature(name)
+        if len(sizes) != len(args):
+            raise TypeError(f"{name} takes {len(sizes)} arguments, not {len(args)}")
+        values = [_value(name, i, a) for i, a in enumerate(args)]
+        for i, (v, size) in enumerate(zip(values, sizes, strict=True)):
+            if ctypes.sizeof(v) != size:
+                raise TypeError(f"argument {i} of {name}: {ctypes.sizeof(v)} bytes, not {size}")
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*[ctypes.addressof(v) for v in values])
+        error = self.run(kernel, grid, block, shared, pointers)
+        if error:
+            raise SimtError(f"{name}: {error}")
+
+    def signature(self, name: str) -> tuple[int, list[int]]:
+        """A kernel's number, and the bytes of each of its arguments.
+
+        Raises:
+            KeyError: there is no such kernel.
+        """
         kernel = self._lib.simt_find(name.encode())
         if kernel < 0:
             raise KeyError(name)
         n = self._lib.simt_n_args(kernel)
-        if n != len(args):
-            raise TypeError(f"{name} takes {n} arguments, not {len(args)}")
-        values = [_value(name, i, a) for i, a in enumerate(args)]
-        for i, v in enumerate(values):
-            size = self._lib.simt_arg_size(kernel, i)
-            if ctypes.sizeof(v) != size:
-                raise TypeError(f"argument {i} of {name}: {ctypes.sizeof(v)} bytes, not {size}")
-        pointers = (ctypes.c_void_p * max(n, 1))(*[ctypes.addressof(v) for v in values])
+        return kernel, [self._lib.simt_arg_size(kernel, i) for i in range(n)]
+
+    def run(
+        self, kernel: int, grid: int | Sequence[int], block: int | Sequence[int], shared: int,
+        pointers: Any,
+    ) -> str:  # fmt: skip
+        """Launch kernel number ``kernel`` with the addresses of its arguments; what went wrong."""
         error = self._lib.simt_launch(
             kernel, _dims(grid), _dims(block), ctypes.c_uint64(shared), pointers
         )
-        if error:
-            raise SimtError(f"{name}: {error.decode()}")
+        return error.decode() if error else ""
 
 
 def _value(name: str, i: int, a: object) -> Any:
