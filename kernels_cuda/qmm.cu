@@ -25,14 +25,8 @@ __device__ __forceinline__ void row_tile(const uint8_t* w, const uint8_t* act, i
   }
 }
 
-// Blocks of an SM: as many as leave each thread the registers it needs.
 template <int QA, int QB, int NT>
-__device__ constexpr int resident() {
-  return NT == 1 && Chunk<QA>::N_SCALES == 2 && Chunk<QB>::N_SCALES == 2 ? 3 : 2;
-}
-
-template <int QA, int QB, int NT>
-__global__ void __launch_bounds__(256, resident<QA, QB, NT>())
+__global__ void __launch_bounds__(256, 2)
     qmm(const uint8_t* __restrict__ wa, const uint8_t* __restrict__ wb, const uint8_t* __restrict__ act,
         const float* __restrict__ bias, const float* residual, float* y, int tiles_a, int tiles, int groups, int T, int rows,
         int ld, int epilogue) {

@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-from gguf import GGMLQuantizationType as T
 from numpy.typing import NDArray
 
 from edgerun.backends import cuda_weights as cw
@@ -77,7 +76,7 @@ class Matrix:
     """A packed matrix, of ``rows`` [n, row bytes] as a file holds them and perhaps ``up``, the
     other half of a pair."""
 
-    def __init__(self, m: simt.Module, t: T, rows: U8, k: int, up: U8 | None = None) -> None:
+    def __init__(self, m: simt.Module, t: int, rows: U8, k: int, up: U8 | None = None) -> None:
         self.m, self.t, self.k, self.n = m, int(t), k, len(rows)
         self.tiles = cw.n_tiles(self.n, up is not None)
         self.data = simt.Guarded(cw.packed_bytes(int(t), self.n, k, up is not None), np.uint8)

@@ -20,14 +20,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
-from helpers.paths import ROOT
-
+ROOT = Path(__file__).resolve().parents[2]
 ENGINE = ROOT / "tests" / "simt"
 KERNELS = ROOT / "kernels_cuda"
 CACHE = Path(os.environ.get("EDGERUN_SIMT_CACHE", ROOT / "build" / "simt"))
@@ -47,6 +45,12 @@ SANITIZERS = {
 ORDERS = ((0, 1), (1, 1), (2, 1), (2, 2))
 
 
+def _skip(reason: str) -> NoReturn:
+    import pytest  # not before it is needed: under a sanitizer it takes a second
+
+    pytest.skip(reason)
+
+
 class SimtError(RuntimeError):
     """A kernel did what a GPU forbids; the text says which thread waits where."""
 
@@ -58,14 +62,14 @@ def compiler() -> tuple[str, ...]:
     if wanted:
         return tuple(wanted.split())
     if sys.platform == "win32":
-        pytest.skip("the SIMT engine needs mmap and ELF or Mach-O sections")
+        _skip("the SIMT engine needs mmap and ELF or Mach-O sections")
     for name in ("g++", "clang++"):
         if shutil.which(name):
             return (name,)
     try:
         import ziglang  # type: ignore[import-not-found]  # noqa: F401
     except ImportError:
-        pytest.skip("no C++ compiler: g++, clang++ or the ziglang wheel")
+        _skip("no C++ compiler: g++, clang++ or the ziglang wheel")
     return (sys.executable, "-m", "ziglang", "c++")
 
 
@@ -92,6 +96,7 @@ def _base() -> list[str]:
 
 
 def digest(*parts: object) -> str:
+    """A name for what is made of ``parts``."""
     return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:20]
 
 
@@ -318,7 +323,7 @@ def sanitized(sanitizer: str, code: str, timeout: float = 120) -> subprocess.Com
         [*compiler(), f"-print-file-name={name}"], capture_output=True, text=True
     ).stdout.strip()
     if not os.path.isabs(found):
-        pytest.skip(f"the compiler has no {name}")
+        _skip(f"the compiler has no {name}")
     env = dict(
         os.environ,
         LD_PRELOAD=found,

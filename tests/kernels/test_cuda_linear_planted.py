@@ -3,7 +3,7 @@ needs a sanitizer and is found by that."""
 
 from __future__ import annotations
 
-import shutil
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -40,14 +40,18 @@ FAULTS = (
 )  # fmt: skip
 
 
-def planted(folder: Path, file: str, old: str, new: str) -> Path:
-    """A copy of the kernels with one change."""
-    for source in simt.KERNELS.iterdir():
-        if source.suffix in (".cu", ".cuh"):
-            shutil.copy(source, folder)
-    text = (folder / file).read_text()
-    assert text.count(old), f"{file} no longer holds what the fault replaces: {old}"
-    (folder / file).write_text(text.replace(old, new))
+def planted(file: str, old: str, new: str) -> Path:
+    """A folder with the kernels, one of them changed."""
+    sources = [p for p in sorted(simt.KERNELS.iterdir()) if p.suffix in (".cu", ".cuh")]
+    texts = {p.name: p.read_text() for p in sources}
+    assert old in texts[file], f"{file} no longer holds what the fault replaces: {old}"
+    texts[file] = texts[file].replace(old, new)
+    folder = simt.CACHE / f"planted-{simt.digest(*texts.values())}"
+    if not folder.exists():
+        part = Path(tempfile.mkdtemp(dir=simt.CACHE))
+        for name, text in texts.items():
+            (part / name).write_text(text)
+        part.rename(folder)
     return folder
 
 
@@ -79,11 +83,9 @@ def is_sound(m: simt.Module, t: T, k: int, tokens: int) -> bool:
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[f[0].replace(" ", "_") for f in FAULTS])
-def test_planted_faults_are_found(
-    fault: tuple[str, str, str, str, T, int, int], tmp_path: Path
-) -> None:
+def test_planted_faults_are_found(fault: tuple[str, str, str, str, T, int, int]) -> None:
     _, file, old, new, t, k, tokens = fault
-    folder = planted(tmp_path, file, old, new)
+    folder = planted(file, old, new)
     m = compiled(int(t), names_for(t, tokens), folder=folder)
     assert not is_sound(m, t, k, tokens)
 

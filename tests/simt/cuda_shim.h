@@ -49,6 +49,10 @@ SIMT_VEC4(char, signed char, 4)
 SIMT_VEC4(uchar, unsigned char, 4)
 
 // ---- arithmetic: every operation rounds as on the GPU. The build switches contraction off.
+extern "C" {
+float expf(float), exp2f(float), logf(float), sinf(float), cosf(float), tanhf(float), sqrtf(float), fabsf(float);
+float fmaxf(float, float), fminf(float, float);
+}
 #define INFINITY_F __builtin_inff()
 template <class T>
 inline T min(T a, T b) {
@@ -66,7 +70,7 @@ inline float __fdiv_rn(float a, float b) { return a / b; }
 inline float __fsqrt_rn(float a) { return __builtin_sqrtf(a); }
 inline float __frcp_rn(float a) { return 1.f / a; }
 inline float rsqrtf(float a) { return 1.f / __builtin_sqrtf(a); }
-#define __expf(x) expf(x)  // macros: the C library declares these names itself
+#define __expf(x) expf(x)
 #define __exp2f(x) exp2f(x)
 #define __logf(x) logf(x)
 #define __sinf(x) sinf(x)

@@ -2,13 +2,12 @@
 // asynchronous copies have the meaning they have on a GPU, so a kernel that misuses them gives wrong numbers or an error here.
 // A shim (cuda_shim.h) maps a kernel language onto this interface; simt.cpp is the engine. Needs C++20.
 #pragma once
+#include <stdint.h>
+#include <string.h>
+
 #include <bit>
-#include <cmath>
-#include <cstdint>
-#include <cstring>
 #include <source_location>
 #include <type_traits>
-#include <utility>
 
 #if defined(__has_feature)
 #define SIMT_HAS_FEATURE(x) __has_feature(x)
@@ -52,16 +51,26 @@ void copy_wait(int groups_left);
 
 int add_kernel(const char* name, void (*body)(const void*), const unsigned* sizes, int n);
 
+// 0 .. N - 1 as template arguments: <utility> and <cmath> take longer to read than a kernel does.
+template <size_t... I>
+struct Indices {};
+template <size_t N, size_t... I>
+struct Count : Count<N - 1, N - 1, I...> {};
+template <size_t... I>
+struct Count<0, I...> {
+  using Type = Indices<I...>;
+};
+
 // A kernel's entry in the table of a library: its name, and how it is called with an array of pointers to arguments.
 template <auto F>
 struct Entry;
 template <class... A, void (*F)(A...)>
 struct Entry<F> {
   template <size_t... I>
-  static void call(void* const* args, std::index_sequence<I...>) {
+  static void call(void* const* args, Indices<I...>) {
     F(*static_cast<std::remove_reference_t<A>*>(args[I])...);
   }
-  static void body(const void* args) { call(static_cast<void* const*>(args), std::index_sequence_for<A...>{}); }
+  static void body(const void* args) { call(static_cast<void* const*>(args), typename Count<sizeof...(A)>::Type{}); }
   static int add(const char* name) {
     static const unsigned sizes[] = {unsigned(sizeof(A))..., 0};
     return add_kernel(name, &body, sizes, sizeof...(A));
