@@ -13,7 +13,7 @@ from _blocks import blocks
 from edgerun.backends.base import F32, Batch, Ops, RawTensor, Tensor
 from edgerun.backends.cuda import CudaBackend
 from edgerun.backends.cuda_program import CudaProgram
-from edgerun.backends.cuda_weights import FLOAT_TYPES, LINEAR_TYPES
+from edgerun.backends.cuda_weights import FLOAT_TYPES, LINEAR_TYPES, matmul, repack, unpack_rows
 from edgerun.gguf import GGMLType, dequantize, row_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,6 +22,15 @@ from helpers.runner import Runner  # noqa: E402
 
 #: What was tried, and what is wrong with it; None = nothing.
 Verdict = tuple[str, str | None]
+
+
+def product_kernels() -> list[str]:
+    """Names of the kernels that products of any type need, to be compiled together."""
+    names = []
+    for kind in LINEAR_TYPES:
+        names += [matmul(kind, kind, 1, 0, 256, n).name for n in (1, 16, 32, 64)]
+        names += [repack(kind, 16, 256).name, unpack_rows(kind, 256, 1).name]
+    return list(dict.fromkeys(names))
 
 
 def weight(kind: int, rows: int, k: int, key: str = "w", seed: int = 0) -> RawTensor:

@@ -98,6 +98,10 @@ def correctness(run: Run, opened: speed.Open) -> None:
     backend = opened()
     run.out["device"] = dict(backend.describe())
     print(said(run.out["device"]), flush=True)
+    start = time.monotonic()
+    backend.device.load(cases.product_kernels())
+    run.out["compile_seconds"] = time.monotonic() - start
+    print(f"kernels compiled in {run.out['compile_seconds']:.1f} s", flush=True)
     run.check("correct: architectures", lambda: cases.architectures(backend))
     run.check("correct: products", lambda: cases.products(backend))
     run.check("correct: long texts", lambda: cases.long_texts(backend))

@@ -16,6 +16,7 @@ from helpers.paths import ROOT
 
 from edgerun.backends.base import Attention
 from edgerun.backends.cuda import CudaBackend
+from edgerun.backends.cuda_kernels import source
 
 
 @pytest.fixture
@@ -34,6 +35,8 @@ def opened() -> CudaBackend:
 def test_correctness(gpu: ModuleType) -> None:
     run = gpu.Run(5)
     backend = opened()
+    for name in gpu.cases.product_kernels():
+        assert source(name)[1] == name
     run.check("products", lambda: gpu.cases.products(backend, rows=40, ks=(256,)))
     run.check("architectures", lambda: gpu.cases.architectures(backend, ["gemma2"]))
     run.check("long", lambda: gpu.cases.long_texts(backend, 300))
