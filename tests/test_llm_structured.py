@@ -231,7 +231,7 @@ def test_an_emoji_that_only_bytes_spell(plain: LLM, fast: LLM) -> None:
         ({"type": "string", "maxLength": 10_000}, lambda v: len(v) <= 10_000),
         ({"type": "string", "minLength": 30}, lambda v: len(v) >= 30),
     ],
-    ids=str,
+    ids=["pattern", "digits", "no-properties", "long", "least"],
 )
 def test_patterns_and_lengths_hold(fast: LLM, s: dict[str, Any], good: Any) -> None:
     complete = 0
