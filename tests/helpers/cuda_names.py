@@ -45,7 +45,7 @@ def everything() -> Iterator[str]:
 
 def some(arch: int) -> list[str]:
     """A choice that takes seconds: types take turns from one architecture to the next, and between
-    the ones that most machines have, kernels take turns as well."""
+    the oldest and the newest, kernels take turns as well."""
     turn = ARCHITECTURES.index(arch)
     types = cuda_weights.QUANTIZED_TYPES
     kv = list(cuda_attention.KV_CODES)[turn % 3]
@@ -62,8 +62,8 @@ def some(arch: int) -> list[str]:
         many[turn % len(many)],
         split if turn % 2 else decode,
     ]
-    if arch not in (75, 89, 120):
-        chosen = chosen[turn % 2 :: 2]
+    if arch not in (75, 120):  # the oldest has ways of its own, the newest stands for the others
+        chosen = chosen[turn % 3 :: 3]
     plain = (f"tokenwise<{turn % 2}>", cuda_attention.rope_kv_name(kv))
     return [*_PLAIN, *plain, cuda_attention.merge_name(head_dim), *chosen]
 
