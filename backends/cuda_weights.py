@@ -61,6 +61,10 @@ _FORMATS = {
 #: Bytes of a value.
 _FLOATS = {0: 4, 1: 2, 30: 2}  # F32, F16, BF16
 
+#: Types whose prompt kernel would not fit its registers at 64 tokens a block: Q4_1, Q5_1. Nor would
+#: two types in one.
+_NARROW = {3, 7}
+
 QUANTIZED_TYPES = tuple(_FORMATS)
 FLOAT_TYPES = tuple(_FLOATS)
 #: Types that have kernels of their own.
@@ -153,7 +157,8 @@ def matmul(type_a: int, type_b: int, tiles_a: int, tiles_b: int, k: int, tokens:
         grid = (-(-(tiles_a + tiles_b) // shared), 1)
         wide = 2 if tokens > 8 else 1
         return Geometry("qmm.cu", f"qmm<{types},{wide}>", grid, (32, warps, shared))
-    wide = 4 if tokens <= 32 else 8
+    narrow = type_a in _NARROW or (tiles_b > 0 and type_b != type_a)
+    wide = 4 if tokens <= 32 or narrow else 8
     grid = (-(-tokens // (8 * wide)), -(-tiles_a // GEMM_WARPS) - (-tiles_b // GEMM_WARPS))
     return Geometry("qgemm.cu", f"qgemm<{types},{wide}>", grid, (32, GEMM_WARPS, 1))
 

@@ -59,7 +59,7 @@ def some(arch: int) -> list[str]:
         *few[2:],
         prompt,
         *floats,
-        many[turn % 2],
+        many[turn % len(many)],
         split if turn % 2 else decode,
     ]
     if arch not in (75, 120):  # the oldest has ways of its own, the newest stands for the others

@@ -25,7 +25,7 @@ INSTANCES = {
         *("attention<32,0,1,1,1>", "attention<32,0,2,2,0>", "attention_merge<32>"),
     ),
     "fmm.cu": ("fmm<0>", "fmm<1>"),
-    "qgemm.cu": tuple(f"qgemm<{p},8>" for p in _PAIRS),
+    "qgemm.cu": ("qgemm<12,14,4>", *(f"qgemm<{p},8>" for p in _PAIRS[1:])),
     "qmm.cu": tuple(f"qmm<{p},{n}>" for p in _PAIRS for n in (1, 2)),
     "repack.cu": tuple(f"repack<{t}>" for t in (6, 8, 12, 14)),
     "repack_float.cu": ("repack_float<0>", "repack_float<1>", "unpack_float_rows<0>",
