@@ -11,7 +11,7 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ __all__ = [
     "RawTensor",
     "Role",
     "Rope",
+    "Rows",
     "Taken",
     "Tensor",
     "Weight",
@@ -44,7 +45,9 @@ PAGE_SIZE = 32
 
 Tensor: TypeAlias = Any  # an activation, [n_tokens, width]; only the backend looks inside
 Weight: TypeAlias = Any  # what Backend.upload returned
-Role: TypeAlias = Literal["matrix", "embedding", "vector"]
+#: What a tensor is for. ``gate`` and the ``up`` right behind it are matrices that one ops.linear
+#: multiplies and one ops.glu combines: a backend may keep them as one.
+Role: TypeAlias = Literal["matrix", "gate", "up", "embedding", "vector"]
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
 
@@ -286,6 +289,15 @@ class KVPool(abc.ABC):
         """Restore what :meth:`export_page` gave."""
 
 
+class Rows(Protocol):
+    """Logits that may still lie on a device: a slice is of the same kind, a row is an array."""
+
+    @overload
+    def __getitem__(self, at: int) -> F32: ...
+    @overload
+    def __getitem__(self, at: slice) -> Rows: ...
+
+
 class Program(abc.ABC):
     """A forward pass bound to weights and a KV pool."""
 
@@ -301,7 +313,11 @@ class Program(abc.ABC):
 
     @abc.abstractmethod
     def run(self, batch: Batch) -> F32:
-        """Run one step; returns logits float32 [n_outputs, n_vocab], valid until the next run."""
+        """Run one step; returns logits float32 [n_outputs, n_vocab], valid until the next run.
+
+        For a batch that wants the best ids, they may be :class:`Rows` that are fetched only when
+        a row is asked for.
+        """
 
 
 class Backend(abc.ABC):

@@ -19,9 +19,11 @@ import numpy as np
 from edgerun.backends import base
 from edgerun.backends import cpu_abi as abi
 from edgerun.backends.cpu_grids import ensure_grids
-from edgerun.backends.cpu_recorder import MatrixHandle, Recorder, VectorHandle, lower
+from edgerun.backends.cpu_recorder import MatrixHandle, VectorHandle, lower
 from edgerun.backends.cpu_threads import default_threads
 from edgerun.backends.host import host_memory
+from edgerun.backends.recorder import Recorder
+from edgerun.backends.rope_table import RopeTable
 from edgerun.errors import (
     BackendError,
     BackendUnavailableError,
@@ -234,7 +236,7 @@ class CPUBackend(base.Backend):
             raise OutOfMemoryError("no memory for the recorded program")
         self._owned.append(("er_program_free", ptr))
         n_vocab = program.widths[program.logits]
-        ropes = [_RopeCache(r, n_ctx) for r in program.ropes]
+        ropes = [RopeTable(r, n_ctx) for r in program.ropes]
         return CPUProgram(self._so, ptr, n_vocab, ropes, len(program.code))
 
     def close(self) -> None:
@@ -281,30 +283,11 @@ class CPUKVPool(base.KVPool):
         ctypes.memmove(self._page(page), data, self.page_bytes)
 
 
-class _RopeCache:
-    """cos and sin by position, float32 [n_pos, n_rot]: cosines, then sines; grows on demand."""
-
-    def __init__(self, rope: base.Rope, n_ctx: int) -> None:
-        self._rope = rope
-        self._n_ctx = n_ctx
-        self._table = np.zeros((0, rope.n_rot), np.float32)
-
-    def upto(self, n_pos: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-        have = len(self._table)
-        if n_pos > have:
-            size = min(max(n_pos, 2 * have, 1024), max(self._n_ctx, n_pos))
-            pos = np.arange(have, size, dtype=np.float32)[:, None]
-            angle = (pos * self._rope.inv_freq[None, :].astype(np.float32)).astype(np.float64)
-            new = np.concatenate([np.cos(angle), np.sin(angle)], axis=1) * self._rope.mscale
-            self._table = np.concatenate([self._table, new.astype(np.float32)])
-        return self._table
-
-
 class CPUProgram(base.Program):
     """A recorded forward pass."""
 
     def __init__(
-        self, so: ctypes.CDLL, ptr: int, n_vocab: int, ropes: list[_RopeCache], n_phases: int
+        self, so: ctypes.CDLL, ptr: int, n_vocab: int, ropes: list[RopeTable], n_phases: int
     ) -> None:
         self._so = so
         self._ptr = ptr

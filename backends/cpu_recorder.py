@@ -1,6 +1,6 @@
 """Turns one call of an architecture's ``forward`` into the cpu backend's list of phases.
 
-Recording gives a graph of nodes; lowering walks it in order and fuses what one phase can do:
+Lowering walks the recorded graph in order and fuses what one phase can do:
 a norm (and the residual sum before it) into the linear that reads it, a residual add, a glu or a
 soft-cap into the linear that feeds it, head norms and rope into the KV write. A dense layer
 becomes six phases.
@@ -9,11 +9,12 @@ becomes six phases.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from edgerun.backends import cpu_abi as abi
 from edgerun.backends.base import Attention, Rope
+from edgerun.backends.recorder import Node, Recorder, absorbed, glu_linear, head, residual_linear
 
 
 @dataclass(eq=False)
@@ -32,75 +33,6 @@ class VectorHandle:
     ptr: int
     size: int
     owner: Any
-
-
-@dataclass(eq=False)
-class Node:
-    kind: str
-    width: int
-    gathered: bool
-    args: tuple[Node, ...] = ()
-    data: dict[str, Any] = field(default_factory=dict)
-    uses: list[Node] = field(default_factory=list)
-    buffer: int = -1  # set once a phase has written it
-
-
-class Recorder:
-    """Implements :class:`~edgerun.backends.base.Ops` by taking notes."""
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-
-    def _node(self, kind: str, width: int, args: Sequence[Node], **data: Any) -> Node:
-        gathered = kind == "outputs" or any(a.gathered for a in args)
-        node = Node(kind, width, gathered, tuple(args), data)
-        for a in node.args:
-            a.uses.append(node)
-        self.nodes.append(node)
-        return node
-
-    def embed(self, weight: MatrixHandle, scale: float = 1.0) -> Node:
-        return self._node("embed", weight.n_in, (), weight=weight, scale=scale)
-
-    def linear(
-        self,
-        x: Node,
-        *weights: MatrixHandle,
-        bias: Sequence[VectorHandle | None] | None = None,
-    ) -> tuple[Node, ...]:
-        group: list[Node] = []
-        for i, w in enumerate(weights):
-            b = bias[i] if bias is not None else None
-            group.append(self._node("linear", w.n_out, (x,), weight=w, bias=b, group=group))
-        return tuple(group)
-
-    def rms_norm(self, x: Node, weight: VectorHandle, eps: float) -> Node:
-        return self._node("norm", x.width, (x,), weight=weight, eps=eps)
-
-    def rope(self, x: Node, head_dim: int, rope: Rope) -> Node:
-        return self._node("rope", x.width, (x,), head_dim=head_dim, rope=rope)
-
-    def attention(self, q: Node, k: Node, v: Node, layer: int, spec: Attention) -> Node:
-        width = spec.n_heads * spec.head_dim
-        return self._node("attention", width, (q, k, v), layer=layer, spec=spec)
-
-    def glu(self, gate: Node, up: Node, act: Literal["silu", "gelu"]) -> Node:
-        return self._node("glu", gate.width, (gate, up), act=act)
-
-    def add(self, x: Node, y: Node) -> Node:
-        return self._node("add", x.width, (x, y))
-
-    def scale(self, x: Node, factor: float) -> Node:
-        return self._node("scale", x.width, (x,), factor=factor)
-
-    def outputs(self, x: Node) -> Node:
-        return self._node("outputs", x.width, (x,))
-
-    def logits(self, x: Node, weight: MatrixHandle, softcap: float = 0.0) -> Node:
-        return self._node("logits", weight.n_out, (x,), weight=weight, softcap=softcap)
-
-    def hidden(self, x: Node) -> Node:
-        return self._node("hidden", x.width, (x,))
 
 
 @dataclass
@@ -122,78 +54,16 @@ class _Lowering:
         self.logits = -1
         self.free: dict[int, list[int]] = {}  # width -> buffers whose readers have all run
 
-    # -- which nodes a consumer absorbs -------------------------------------------------
-
-    @staticmethod
-    def _prologue_norm(n: Node) -> bool:
-        """A norm read only by matrices is redone inside them."""
-        return n.kind == "norm" and all(u.kind in ("linear", "logits") for u in n.uses)
-
-    @staticmethod
-    def _residual_linear(n: Node) -> bool:
-        return n.kind == "linear" and len(n.data["group"]) == 1 and _sole(n, "add") is not None
-
-    @staticmethod
-    def _glu_linear(n: Node) -> bool:
-        group = n.data.get("group", ())
-        user = _sole(n, "glu")
-        return user is not None and len(group) == 2 and user.args == tuple(group)
-
-    @staticmethod
-    def _summed_norm(n: Node) -> bool:
-        """A norm of an attention or ffn output, read only by the residual add after it."""
-        add = _sole(n, "add") if n.kind == "norm" else None
-        return add is not None and add.args[1] is n and n.data["weight"].size == n.width
-
-    @staticmethod
-    def _head(n: Node) -> tuple[Node, Node | None, Node | None]:
-        """Strip rope and a per-head norm off an attention input: (base, norm, rope)."""
-        rope = norm = None
-        if n.kind == "rope" and len(n.uses) == 1:
-            rope, n = n, n.args[0]
-        if n.kind == "norm" and len(n.uses) == 1:
-            norm, n = n, n.args[0]
-        return n, norm, rope
-
-    def _in_head(self, n: Node) -> bool:
-        """A rope or head norm that the attention phase applies itself."""
-        while n.kind in ("rope", "norm") and len(n.uses) == 1:
-            user = n.uses[0]
-            if user.kind == "attention":
-                return n in user.args[:2]
-            if user.kind != "rope":
-                return False
-            n = user
-        return False
-
     # -- emission -----------------------------------------------------------------------
 
     def run(self) -> Lowered:
         for n in self.nodes:
-            if self._absorbed(n) or n.buffer >= 0:
+            if absorbed(n) or n.buffer >= 0:
                 continue
             getattr(self, "_" + n.kind)(n)
         if self.logits < 0:
             raise ValueError("forward must end in ops.logits or ops.hidden")
         return Lowered(self.code, self.widths, self.logits, self.ropes)
-
-    def _absorbed(self, n: Node) -> bool:
-        return (
-            self._prologue_norm(n)
-            or self._residual_linear(n)
-            or self._glu_linear(n)
-            or self._summed_norm(n)
-            or self._in_head(n)
-            or self._deferred_sum(n)
-        )
-
-    @staticmethod
-    def _deferred_sum(n: Node) -> bool:
-        """x + norm(y), first read by a prologue norm: the matrix after it stores the sum."""
-        if n.kind != "add" or not _Lowering._summed_norm(n.args[1]):
-            return False
-        first = n.uses[0]
-        return _Lowering._prologue_norm(first) and not first.gathered
 
     def _buffer(self, n: Node) -> int:
         self.widths.append(n.width)
@@ -251,7 +121,7 @@ class _Lowering:
 
     def _add(self, n: Node) -> None:
         for x, y in (n.args, n.args[::-1]):
-            if self._residual_linear(y) and y.buffer < 0:
+            if residual_linear(y) and y.buffer < 0:
                 instr = self._matrices([y])
                 instr.epilogue, instr.residual = abi.EPI_RESIDUAL, x.buffer
                 instr.outs[0].out = self._buffer(n)
@@ -281,7 +151,7 @@ class _Lowering:
 
     def _glu(self, n: Node) -> None:
         gate, up = n.args
-        if not self._glu_linear(gate):
+        if not glu_linear(gate):
             raise ValueError("glu reads the two results of one ops.linear")
         instr = self._matrices([gate, up])
         instr.epilogue, instr.glu = abi.EPI_GLU, abi.GLU[n.data["act"]]
@@ -310,8 +180,8 @@ class _Lowering:
 
     def _attention(self, n: Node) -> None:
         spec: Attention = n.data["spec"]
-        q, q_norm, q_rope = self._head(n.args[0])
-        k, k_norm, k_rope = self._head(n.args[1])
+        q, q_norm, q_rope = head(n.args[0])
+        k, k_norm, k_rope = head(n.args[1])
         instr = self._emit(abi.OP_ROPE_KV, False)
         instr.q, instr.k, instr.v = q.buffer, k.buffer, n.args[2].buffer
         rope = q_rope.data["rope"] if q_rope else None
@@ -332,11 +202,6 @@ class _Lowering:
             i.layer, i.n_heads, i.n_kv = n.data["layer"], spec.n_heads, spec.n_kv_heads
             i.head_dim, i.window = spec.head_dim, spec.window
         attend.scale, attend.softcap = spec.scale, spec.softcap
-
-
-def _sole(n: Node, kind: str) -> Node | None:
-    """The only reader of ``n``, if it is of this kind."""
-    return n.uses[0] if len(n.uses) == 1 and n.uses[0].kind == kind else None
 
 
 def lower(recorder: Recorder) -> Lowered:

@@ -1,13 +1,14 @@
-"""The computer's own memory."""
+"""The computer's own memory, and whether it has a GPU's driver."""
 
 from __future__ import annotations
 
+import ctypes
 import re
 import sys
 
 from edgerun.backends.base import Memory
 
-__all__ = ["host_memory"]
+__all__ = ["host_memory", "nvidia_driver"]
 
 
 def host_memory() -> Memory:
@@ -23,3 +24,14 @@ def host_memory() -> Memory:
 
     vm = psutil.virtual_memory()
     return Memory(total=vm.total, free=vm.available)
+
+
+def nvidia_driver() -> bool:
+    """Whether the NVIDIA driver's library is here: asking cuda.core takes much longer."""
+    if sys.platform == "darwin":
+        return False
+    try:
+        ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -56,22 +56,23 @@ class LLM(Coroutines):
     Args:
         model: a catalogue name (pulled if missing), a GGUF file's path, or ``None`` for the
             default model.
-        backend: ``"auto"``, ``"cpu"``, ``"reference"``, ``"llama_cpp"``, or a
-            :class:`~edgerun.backends.base.Backend`, which :meth:`close` then leaves open. Of
-            files that edgerun does not run itself, ``"auto"`` leaves the work to llama.cpp.
+        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"reference"``, ``"llama_cpp"``, or a
+            :class:`~edgerun.backends.base.Backend`, which :meth:`close` then leaves open.
+            ``"auto"`` takes an NVIDIA GPU if one is there and the model fits, else the CPU, and
+            leaves files that edgerun does not run itself to llama.cpp.
         n_ctx: context in tokens, prompt and answer together; ``None`` = as trained, as far as
             memory reaches.
         threads: ``None`` = physical cores.
         kv_type: how K and V are stored: ``"f16"``, ``"q8_0"`` (half of that), ``"q4r"`` (a
             quarter, at a loss that is too much for models below 2 billion parameters;
-            ``"q4r:force"`` for any) or ``"f32"``; ``None`` = the backend's default (cpu f16,
-            reference f32).
+            ``"q4r:force"`` for any) or ``"f32"``; ``None`` = the backend's default (cpu
+            and cuda f16, reference f32).
         max_batch: most sequences in one step; others wait.
         token_gap: seconds from one token of an answer to its next that the prompts of other
             requests may stretch it to.
         speculation: ``"ngram"`` computes several tokens in one step where the text repeats
             itself; it changes the speed, never the text. ``"auto"`` = that, on backends where it
-            holds bit for bit (cpu); ``"off"``.
+            holds bit for bit (cpu, cuda); ``"off"``.
         draft: a second, much smaller model with the same tokens (as ``model``) that drafts too.
         kv_disk: most bytes on disk for K and V of long texts, which need not be computed again
             after a restart then: a number, ``"2G"``, ``"off"``, or ``"auto"`` =

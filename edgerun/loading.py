@@ -18,19 +18,23 @@ from edgerun.backends.base import (
     Backend,
     CoarseBackend,
     Forward,
+    KVLayer,
     KVPool,
     Program,
     RawTensor,
 )
+from edgerun.backends.host import nvidia_driver
 from edgerun.errors import (
+    BackendError,
     BackendUnavailableError,
     NotPulledError,
+    OutOfMemoryError,
     RequestError,
     UnsupportedModelError,
     printable,
 )
 from edgerun.gguf import GGUFFile
-from edgerun.planning import Fit, Room, choose_kv_type, fits, plan, suits
+from edgerun.planning import Fit, Plan, Room, choose_kv_type, fits, plan, suits
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -50,7 +54,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Names that ``backend=`` takes, best first; "auto" picks the first that works.
-BACKENDS = ("cpu", "reference", "llama_cpp")
+BACKENDS = ("cuda", "cpu", "reference", "llama_cpp")
 
 #: Progress of a load: bytes taken over by the backend, bytes in all.
 Progress = Callable[[int, int], None]
@@ -161,14 +165,11 @@ def open_backend(name: str, threads: int | None = None) -> Backend:
         RequestError: there is no such backend.
     """
     if name == "auto":
-        for candidate in BACKENDS:
-            try:
-                return open_backend(candidate, threads)
-            except BackendUnavailableError as e:
-                if candidate == "cpu" and os.environ.get("EDGERUN_ISA"):
-                    raise  # someone chose an instruction set: do not run without it in silence
-                log.warning("backend %s is not available: %s", candidate, e)
-        raise BackendUnavailableError("no backend works here: see 'edgerun doctor'")
+        return _first_that_works(threads)
+    if name == "cuda":
+        from edgerun.backends.cuda import CudaBackend
+
+        return CudaBackend()
     if name == "cpu":
         from edgerun.backends.cpu import CPUBackend
 
@@ -185,6 +186,20 @@ def open_backend(name: str, threads: int | None = None) -> Backend:
     raise RequestError(f"unknown backend {name!r}; choose one of: {known}", param="backend")
 
 
+def _first_that_works(threads: int | None) -> Backend:
+    isa = os.environ.get("EDGERUN_ISA")  # someone chose an instruction set, so the CPU
+    for candidate in BACKENDS:
+        if candidate == "cuda" and (isa or not nvidia_driver()):
+            continue
+        try:
+            return open_backend(candidate, threads)
+        except BackendUnavailableError as e:
+            if candidate == "cpu" and isa:
+                raise  # do not run without it in silence
+            log.warning("backend %s is not available: %s", candidate, e)
+    raise BackendUnavailableError("no backend works here: see 'edgerun doctor'")
+
+
 class _NotNativeError(UnsupportedModelError):
     """edgerun's own architectures do not cover the file."""
 
@@ -199,7 +214,8 @@ def open_model(
 ) -> LoadedModel:
     """:func:`load` on a backend opened for it, which the caller closes with the model.
 
-    ``auto`` falls back to llama.cpp for architectures edgerun does not run itself, and says so.
+    ``auto`` goes from a GPU to the CPU where the model does not fit or suit it, and to llama.cpp
+    for architectures edgerun does not run itself, and says so.
 
     Raises:
         BackendUnavailableError, RequestError: as :func:`open_backend`.
@@ -210,10 +226,20 @@ def open_model(
         return load(path, opened, n_ctx, kv_type, progress)
     except BaseException as e:
         opened.close()
+        if backend == "auto" and opened.name == "cuda" and _cpu_may_do(e):
+            log.warning("%s runs on the CPU: %s", printable(path.name), e)
+            return open_model(path, "cpu", threads, n_ctx, kv_type, progress)
         if backend != "auto" or not isinstance(e, _NotNativeError):
             raise
         reason = e
     return _fall_back(reason, path, threads, n_ctx, kv_type, progress)
+
+
+def _cpu_may_do(error: BaseException) -> bool:
+    """Whether a model that a device refused, or has no room for, may run on the CPU."""
+    if isinstance(error, _NotNativeError):
+        return False
+    return isinstance(error, BackendError | UnsupportedModelError)
 
 
 def _fall_back(
@@ -279,13 +305,28 @@ def load(
         config = arch.configure(family, file, n_ctx)
         with _Aside(partial(load_tokenizer, file.metadata, config.n_vocab)) as tokenizer:
             weights = _upload(family, config, file, backend, progress, tokenizer.check)
-            kv = backend.new_kv(family.kv_layers(config), planned.n_pages, kv_type)
+            kv = _new_kv(backend, family.kv_layers(config), planned, kv_type)
             forward = family.bind(weights, config)
             program = backend.prepare(forward, kv, n_ctx)
             return LoadedModel(
                 path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
                 file.size, file.n_params, kv_type, forward,
             )  # fmt: skip
+
+
+def _new_kv(backend: Backend, layers: list[KVLayer], planned: Plan, kv_type: str) -> KVPool:
+    """A pool of as many pages as planned, or of half as many while that still holds one context:
+    others may have taken memory since."""
+    least = -(-planned.n_ctx // PAGE_SIZE)
+    n_pages = planned.n_pages
+    while True:
+        try:
+            return backend.new_kv(layers, n_pages, kv_type)
+        except OutOfMemoryError as e:
+            if n_pages <= least:
+                raise
+            n_pages = max(least, n_pages // 2)
+            log.warning("a KV cache of %d pages is tried: %s", n_pages, e)
 
 
 def _facts(file: GGUFFile) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 
 from edgerun.arch.base import ModelConfig, Params, TensorSpec
 from edgerun.arch.rope import read_rope
-from edgerun.backends.base import Attention, Ops, Tensor, Weight
+from edgerun.backends.base import Attention, Ops, Role, Tensor, Weight
 from edgerun.errors import GGUFError, UnsupportedModelError
 
 __all__ = ["dense_config", "dense_forward", "dense_tensors", "window", "window_pattern"]
 
+_ROLES: dict[str, Role] = {"ffn_gate": "gate", "ffn_up": "up"}
 _MAX_HEAD_DIM = 4096  # far above any model; bounds what a hostile file can make us allocate
 
 
@@ -176,7 +177,8 @@ def dense_tensors(
         total, start = sum(n for _, n in parts), 0
         for part, n in parts:
             rows = None if len(parts) == 1 else (start, start + n)
-            specs[part] = TensorSpec(f"{name}.weight", (total, n_in), "matrix", rows=rows)
+            role = _ROLES.get(part.rpartition(".")[2], "matrix")
+            specs[part] = TensorSpec(f"{name}.weight", (total, n_in), role, rows=rows)
             start += n
 
     def vector(name: str, n: int, suffix: str = "weight", optional: bool = False) -> None:

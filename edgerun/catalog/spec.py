@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from collections.abc import Mapping
@@ -12,6 +11,7 @@ from typing import Any
 
 from edgerun.catalog.split import parts
 from edgerun.errors import ModelFileError, printable
+from edgerun.folders import config_dir, data_dir
 from edgerun.native import data
 
 if sys.version_info >= (3, 11):
@@ -93,29 +93,6 @@ class ModelSpec:
         layers, heads, head_dim = self.kv or (0, 0, 0)
         cache = 2 * 2 * layers * heads * head_dim * min(n_ctx, self.context or n_ctx)
         return self.size + cache + self.size // 20 + 200_000_000
-
-
-def data_dir() -> Path:
-    """Where models are stored: ``$EDGERUN_HOME``, else the platform's data folder."""
-    return _dir("XDG_DATA_HOME", ".local/share")
-
-
-def config_dir() -> Path:
-    """Where the user's own ``models.toml`` lies: ``$EDGERUN_HOME``, else the config folder."""
-    return _dir("XDG_CONFIG_HOME", ".config")
-
-
-def _dir(xdg: str, default: str) -> Path:
-    home = os.environ.get("EDGERUN_HOME")
-    if home:
-        return Path(home).expanduser().absolute()
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local").expanduser() / "edgerun"
-    if sys.platform == "darwin":
-        return Path("~/Library/Application Support/edgerun").expanduser()
-    base = os.environ.get(xdg)
-    # The XDG specification has relative values ignored.
-    return Path(base if base and os.path.isabs(base) else f"~/{default}").expanduser() / "edgerun"
 
 
 def check_name(name: str, what: str = "model name") -> str:

@@ -16,7 +16,6 @@ __all__ = ["add_parser", "run"]
 
 #: Backends that a reader of the project's aims looks for, and what their absence means.
 _NOT_YET = {
-    "cuda": "NVIDIA GPUs are not used; the CPU computes",
     "mlx": "Apple GPUs are not used; the CPU computes",
 }
 _ARM, _X86 = ("neon",), ("amx", "avx512vnni", "avxvnni", "avx2")

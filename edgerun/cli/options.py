@@ -58,7 +58,7 @@ def add_model_options(p: argparse.ArgumentParser, *, many: bool = False) -> None
             "-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file"
         )
     g.add_argument(
-        "--backend", default="auto", help="auto, cpu, reference or llama_cpp (default: auto)"
+        "--backend", default="auto", help="auto, cuda, cpu, reference or llama_cpp (default: auto)"
     )
     g.add_argument("--ctx", type=int, metavar="N", help="context in tokens (default: as trained)")
     g.add_argument(

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Items
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from edgerun.backends.base import F32, I32
+from edgerun.backends.base import F32, I32, Rows
 from edgerun.core import FinishReason, SamplingParams, Timings, Usage
 from edgerun.engine.draft_source import Drafter
 from edgerun.engine.prefix import Node
@@ -36,17 +37,21 @@ class Sink(Protocol):
 class Scores(NamedTuple):
     """What the model says behind some tokens.
 
-    ``logits`` are float32 [n, n_vocab]; ``best`` is int32 [n] as
+    ``logits`` are float32 [n, n_vocab], as the program gave them; ``best`` is int32 [n] as
     :attr:`~edgerun.backends.base.Program.best` says, or None.
     """
 
-    logits: F32
+    logits: Rows
     best: I32 | None = None
 
     def part(self, start: int, stop: int) -> Scores:
         """Those of some of the tokens."""
         best = None if self.best is None else self.best[start:stop]
         return Scores(self.logits[start:stop], best)
+
+    def row(self, i: int) -> F32:
+        """The logits behind one token."""
+        return self.logits[i]
 
     def best_of(self, i: int) -> int | None:
         return None if self.best is None else int(self.best[i])
@@ -134,7 +139,7 @@ class Sequence:
         out: list[Sampled] = []
         for j in range(len(draft) + 1):
             try:
-                sampled = self.sampler.sample(scores.logits[j], scores.best_of(j))
+                sampled = self.sampler.sample(partial(scores.row, j), scores.best_of(j))
                 if sampled.token_id in self.eog_ids and not self.params.ignore_eos:
                     return out, True, None
                 self.sampler.accept(sampled.token_id)

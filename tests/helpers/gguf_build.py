@@ -107,6 +107,30 @@ def tensor(name: str, values: Any, ggml_type: int = GGML_F32, **override: Any) -
     return Tensor(name, a.shape, data, ggml_type, **override)
 
 
+#: Types that the gguf package reads but does not write: the scale that makes random codes weights
+#: of 0.05 or so, and the minimum's share of it that makes their mean nought.
+K_QUANTS = {
+    10: (6e-3, 1.5), 11: (1.1e-3, 0), 12: (1.5e-4, 7.5), 13: (7e-5, 15.5), 14: (3.5e-5, 0),
+    23: (3.8e-5, 0),
+}  # fmt: skip
+
+
+def k_quants(name: str, rows: int, cols: int, ggml_type: int, rng: np.random.Generator) -> Tensor:
+    """A tensor of one of :data:`K_QUANTS` with random codes."""
+    import gguf
+
+    from helpers.weights import HALVES
+
+    kind = gguf.GGMLQuantizationType(ggml_type)
+    values, size = gguf.GGML_QUANT_SIZES[kind]
+    blocks = rng.integers(0, 256, (rows, cols // values, size), dtype=np.uint8)
+    scale, minimum = K_QUANTS[ggml_type]
+    d = scale * rng.uniform(0.5, 1.5, (rows, cols // values, 1))
+    for at, factor in zip(HALVES[kind], (1, minimum), strict=False):
+        blocks[..., at : at + 2] = (factor * d).astype(np.float16).view(np.uint8)
+    return Tensor(name, (rows, cols), blocks.tobytes(), ggml_type)
+
+
 def build(
     metadata: Mapping[str, Any] | Iterable[tuple[str | bytes, Any]] = (),
     tensors: Sequence[Tensor] = (),
@@ -290,6 +314,7 @@ def random_model(
     n_ff: int = 128,
     n_ctx: int = 512,
     ggml_type: int = GGML_F32,
+    types: Mapping[str, int] | None = None,
     std: float = 0.3,
     tied: bool = False,
     pieces: Sequence[str] = tuple(" etaoinshrdlu"),
@@ -299,7 +324,8 @@ def random_model(
     """A small model of llama's shape with random weights, whose output does depend on attention.
 
     ``arch`` names the metadata prefix; an architecture with more tensors or keys takes them through
-    ``extra_tensors`` and ``extra``. ``ggml_type`` is the type of the matrices (norms stay F32).
+    ``extra_tensors`` and ``extra``. ``ggml_type`` is the type of the matrices (norms stay F32),
+    ``types`` of those it names.
     The vocabulary is :func:`spm_vocab` of ``pieces``, padded to a multiple of 32; ``tied`` leaves
     ``output.weight`` out. Same arguments, same bytes.
     """
@@ -310,7 +336,11 @@ def random_model(
     kv = n_embd // n_head * n_kv
 
     def matrix(name: str, rows: int, cols: int) -> Tensor:
-        return tensor(name, rng.normal(0, std, (rows, cols)), ggml_type)
+        kind = (types or {}).get(name, ggml_type)
+        values = rng.normal(0, std, (rows, cols))
+        if kind in K_QUANTS:
+            return k_quants(name, rows, cols, kind, rng)
+        return tensor(name, values, kind)
 
     def norm(name: str) -> Tensor:
         return tensor(name, rng.uniform(0.5, 1.5, n_embd))

@@ -44,7 +44,7 @@ class Runner:
         self.config = arch.configure(family, self.file, n_ctx)
         specs = family.tensors(self.config)
         raw = arch.raw_tensors(family.name, specs, self.file)
-        weights = {key: backend.upload(t, specs[key].role) for key, t in raw.items()}
+        weights = backend.upload_all({key: (t, specs[key].role) for key, t in raw.items()})
         self.kv = backend.new_kv(family.kv_layers(self.config), n_pages, kv_type)
         self.program = backend.prepare(family.bind(weights, self.config), self.kv, n_ctx)
         # Neighbouring pages of a sequence are rarely neighbours in the pool.

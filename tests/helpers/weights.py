@@ -9,7 +9,7 @@ from gguf.quants import quantize
 from numpy.typing import NDArray
 
 #: Byte offsets of the fp16 scales within a block, for types the gguf package cannot write.
-_HALVES = {
+HALVES = {
     T.Q2_K: (80, 82),
     T.Q3_K: (108,),
     T.Q4_K: (0, 2),
@@ -27,10 +27,10 @@ def gguf_rows(t: T, n: int, k: int, rng: np.random.Generator) -> NDArray[np.uint
         blocks = rng.integers(0, 256, (n, k // values, size), dtype=np.uint8)
         blocks[..., 0] = rng.integers(118, 128, blocks.shape[:2])
         return blocks.reshape(n, -1)
-    if t not in _HALVES:
+    if t not in HALVES:
         return np.ascontiguousarray(quantize(rng.standard_normal((n, k), dtype=np.float32), t))
     blocks = rng.integers(0, 256, (n, k // values, size), dtype=np.uint8)
-    for at in _HALVES[t]:
+    for at in HALVES[t]:
         d = rng.uniform(0.001, 0.1, (n, k // values, 1)) * rng.choice([-1, 1], (n, k // values, 1))
         blocks[..., at : at + 2] = d.astype(np.float16).view(np.uint8)
     return blocks.reshape(n, -1)

@@ -127,11 +127,14 @@ class Sampler:
         """How many tokens were accepted."""
         return self._position
 
-    def sample(self, logits: np.ndarray, best: int | None = None) -> Sampled:
+    def sample(
+        self, logits: np.ndarray | Callable[[], np.ndarray], best: int | None = None
+    ) -> Sampled:
         """The next token; the same for the same logits until ``accept``.
 
         Args:
-            logits: float32 [n_vocab] or longer; only the first n_vocab count. Not written to.
+            logits: float32 [n_vocab] or longer; only the first n_vocab count. Not written to. Or
+                what gives them, asked only if ``best`` does not suffice.
             best: where the largest of all logits is, the first of equals, if that is known and
                 all are finite; else negative or None. Used where :attr:`greedy_fast`.
 
@@ -146,7 +149,7 @@ class Sampler:
             and (self._constraint is None or self._constraint.mask()[best >> 5] >> (best & 31) & 1)
         ):
             return Sampled(best)
-        row = self._row(logits)
+        row = self._row(logits() if callable(logits) else logits)
         pool = Dense(row, scans(self._n_vocab))
         if self._logprobs is None:
             return Sampled(self._choose(pool))

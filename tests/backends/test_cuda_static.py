@@ -1,0 +1,61 @@
+"""benchmarks/cuda_static.py: the arithmetic behind its tables."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+
+import pytest
+from helpers.paths import ROOT
+
+from edgerun.backends.cuda_kernels import FILES
+from edgerun.backends.cuda_nvrtc import Resources
+
+
+@pytest.fixture
+def static(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("cuda_static")
+
+
+@pytest.mark.parametrize(
+    ("card", "registers", "shared", "threads", "blocks"),
+    [
+        ("RTX 3060", 32, 0, 256, 6),  # 1536 threads
+        ("RTX 3060", 80, 0, 256, 3),  # 65536 registers
+        ("RTX 3060", 128, 0, 256, 2),
+        ("RTX 3060", 255, 0, 128, 2),
+        ("RTX 3060", 32, 40 << 10, 128, 2),  # 100 KiB, less one for each block
+        ("RTX 3060", 16, 0, 32, 16),
+        ("RTX 4090", 16, 0, 32, 24),
+        ("RTX 2080 Ti", 32, 0, 256, 4),
+    ],
+)
+def test_blocks_of_a_multiprocessor(
+    static: ModuleType, card: str, registers: int, shared: int, threads: int, blocks: int
+) -> None:
+    takes = Resources(registers, 0, 0, shared)
+    assert static.occupancy(static.CARDS[card], takes, threads) == blocks
+
+
+def test_predictions_are_bound_by_memory_and_by_starts(static: ModuleType) -> None:
+    takes = dict.fromkeys(FILES, Resources(64, 0, 0, 4096))
+
+    class Any(dict[str, Resources]):
+        def __missing__(self, name: str) -> Resources:
+            return takes[name.partition("<")[0]]
+
+    def predicted(card: str, model: str, *case: object) -> object:
+        return static.predict(card, static.CARDS[card], model, Any(), *case)
+
+    small, large = (predicted("RTX 3060", m, 1, 64, "f16") for m in ("smollm2-135m", "llama-8b"))
+    assert small.share < large.share < 1
+    assert 4600 < large.megabytes < 5100  # a Q4_K_M file of 8B parameters, without its embedding
+    eight = predicted("RTX 3060", "llama-8b", 8, 64, "f16")
+    assert eight.microseconds < 1.25 * large.microseconds
+    full, tight = (predicted("RTX 3060", "llama-8b", 1, 4096, kv) for kv in ("f16", "q8_0"))
+    # K and V of 32 layers, 8 heads of 128.
+    assert full.megabytes - large.megabytes == pytest.approx(
+        32 * 4096 * 8 * 128 * 4 / 1e6, rel=0.03
+    )
+    assert tight.megabytes < full.megabytes

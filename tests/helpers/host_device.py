@@ -1,0 +1,164 @@
+"""The cuda backend's device seam on the CPU: memory is numpy, kernels run on the SIMT engine."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgerun.backends import cuda_kernels
+from edgerun.backends.base import Memory
+from edgerun.backends.cuda_device import Bytes, Device, Graph, Launch
+from edgerun.errors import BackendError, OutOfMemoryError
+from helpers import simt
+
+MIB = 1 << 20
+_PAIRS = ("12,14", "12,12", "14,14", "6,6", "8,8")  # Q4_K, Q6_K, Q5_0, Q8_0
+#: Instances that the models of the tests run: a file is compiled once for all of them.
+INSTANCES = {
+    "attention.cu": (
+        *(f"attention<32,{kv},1,1,0>" for kv in (0, 1, 2)),
+        *("attention<32,0,1,1,1>", "attention<32,0,2,2,0>", "attention_merge<32>"),
+    ),
+    "fmm.cu": ("fmm<0>", "fmm<1>"),
+    "qgemm.cu": ("qgemm<12,14,4>", *(f"qgemm<{p},8>" for p in _PAIRS[1:])),
+    "qmm.cu": tuple(f"qmm<{p},{n}>" for p in _PAIRS for n in (1, 2)),
+    "repack.cu": tuple(f"repack<{t}>" for t in (6, 8, 12, 14)),
+    "repack_float.cu": ("repack_float<0>", "repack_float<1>", "unpack_float_rows<0>",
+                        "unpack_float_rows<1>"),
+    "rope_kv.cu": ("rope_kv<0>", "rope_kv<1>", "rope_kv<2>"),
+    "rows.cu": ("unpack_rows<8>",),
+    "tokenwise.cu": ("tokenwise<0>", "tokenwise<1>"),
+    "argmax.cu": (),
+    "glu.cu": (),
+    "rotate_heads.cu": (),
+}  # fmt: skip
+
+
+@functools.cache
+def _build_all(arch: int) -> None:
+    simt.build_all([(simt.KERNELS / f, names) for f, names in INSTANCES.items()], arch)
+
+
+@functools.cache
+def module(file: Path, expression: str, arch: int) -> simt.Module:
+    """The library that has a kernel."""
+    _build_all(arch)
+    names = INSTANCES.get(file.name, ())
+    if "<" in expression and expression not in names:
+        names = (expression,)
+    return simt.build(file, names, arch=arch)
+
+
+class HostDevice(Device):
+    """See the module's docstring. Memory starts as NaN and lies between canaries.
+
+    Args:
+        total: bytes of memory it claims to have.
+        capability: what kernels are compiled for.
+    """
+
+    name = "harness"
+
+    def __init__(self, total: int = 256 * MIB, capability: tuple[int, int] = (8, 9)) -> None:
+        self.capability = capability
+        self.total = total
+        self.used = 0
+        self.closed = False
+        self.n_launches = 0
+        self.n_replays = 0
+        self.order = (0, 1)  # of threads, one of simt.ORDERS
+        self._memory: dict[int, simt.Guarded] = {}
+        self._kernels: dict[str, tuple[simt.Module, str]] = {}
+
+    def memory(self) -> Memory:
+        return Memory(self.total, self.total - self.used)
+
+    def alloc(self, nbytes: int) -> int:
+        assert not self.closed
+        assert nbytes > 0
+        if nbytes > self.total - self.used:
+            raise OutOfMemoryError(f"the harness has no {nbytes} bytes left")
+        memory = simt.Guarded(nbytes, np.uint8)
+        self.used += nbytes
+        self._memory[memory.array.ctypes.data] = memory
+        return int(memory.array.ctypes.data)
+
+    def free(self, address: int) -> None:
+        memory = self._memory.pop(address)
+        memory.check()
+        self.used -= memory.array.nbytes
+
+    def pinned(self, nbytes: int) -> Bytes:
+        return np.full(nbytes, 0xFF, np.uint8)
+
+    def _at(self, address: int, nbytes: int) -> Bytes:
+        for start, memory in self._memory.items():
+            if start <= address and address + nbytes <= start + memory.array.nbytes:
+                return memory.array[address - start : address - start + nbytes]
+        raise BackendError(f"{nbytes} bytes at {address:#x} are not the device's")
+
+    def upload(self, address: int, data: npt.NDArray[Any]) -> None:
+        assert data.flags.c_contiguous
+        if data.nbytes:
+            self._at(address, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
+
+    def download(self, data: npt.NDArray[Any], address: int) -> None:
+        assert data.flags.c_contiguous
+        if data.nbytes:
+            data.reshape(-1).view(np.uint8)[:] = self._at(address, data.nbytes)
+
+    def copy(self, dst: int, src: int, nbytes: int) -> None:
+        self._at(dst, nbytes)[:] = self._at(src, nbytes)
+
+    def zero(self, address: int, nbytes: int) -> None:
+        self._at(address, nbytes)[:] = 0
+
+    def kernel(self, name: str) -> Any:
+        if name not in self._kernels:
+            file, expression = cuda_kernels.source(name)
+            major, minor = self.capability
+            found = module(file, expression, 100 * major + 10 * minor)
+            self._kernels[name] = (found, expression)
+        return self._kernels[name]
+
+    def load(self, names: Iterable[str]) -> None:
+        """Nothing: what a test does not run need not be built."""
+
+    def launch(self, launch: Launch) -> None:
+        assert not self.closed
+        module, expression = launch.kernel
+        self.n_launches += 1
+        with simt.ordered(module, self.order):
+            module.launch(expression, launch.grid, launch.block, *launch.args, shared=launch.smem)
+
+    def capture(self, launches: Sequence[Launch]) -> Graph:
+        return _HostGraph(self, list(launches))
+
+    def check(self) -> None:
+        """Fail if something wrote beside the memory it was given."""
+        for memory in self._memory.values():
+            memory.check()
+
+    def sync(self) -> None:
+        pass
+
+    def close(self) -> None:
+        self.check()
+        self.closed = True
+        self._memory.clear()
+
+
+class _HostGraph(Graph):
+    def __init__(self, device: HostDevice, launches: list[Launch]) -> None:
+        self._device = device
+        self._launches = launches
+
+    def replay(self) -> None:
+        self._device.n_replays += 1
+        for launch in self._launches:
+            self._device.launch(launch)
