@@ -12,7 +12,6 @@ from textual.screen import ModalScreen
 
 from edgerun.errors import DownloadError
 from edgerun.tui.actions import Handlers
-from edgerun.tui.actions.texts import code_blocks
 from edgerun.tui.commands import COMMANDS, find, nearest, parse
 from edgerun.tui.keys import sections
 from edgerun.tui.partner import Choice
@@ -69,14 +68,6 @@ def test_the_nearest_command() -> None:
     assert nearest("quti") == "quit"
     assert nearest("xyzzy") is None
     assert find("") is None
-
-
-def test_code_blocks() -> None:
-    assert code_blocks(CODE) == ["x = 1", "``` not an end\ny"]
-    assert code_blocks("none") == []
-    assert code_blocks("````\n```\n````\n") == ["```"]
-    assert code_blocks("1. a\n   ```\n   x\n     y\n   ```\n") == ["x\n  y"]
-    assert code_blocks("```py\nunfinished") == ["unfinished"]
 
 
 async def modal(d: Driver) -> ModalScreen[object]:
@@ -159,8 +150,8 @@ def test_export(tmp_path: Path) -> None:
             await d.idle()
             await d.say("Is it: a/b?")
             await d.say("/export")
-            assert d.notice == f"written to {tmp_path}/Is-it-a-b.md"
-            assert "**yes**" in (tmp_path / "Is-it-a-b.md").read_text()
+            assert d.notice == f"written to {tmp_path}/is-it-a-b.md"
+            assert "**yes**" in (tmp_path / "is-it-a-b.md").read_text()
             await d.say("/export out.json")
             told = json.loads((tmp_path / "out.json").read_text())
             assert [m["text"] for m in told["messages"]] == ["Is it: a/b?", "**yes**"]

@@ -119,7 +119,7 @@ def test_a_signal_saves_and_leaves(rig: Rig, name: str) -> None:
     os.kill(p.pid, getattr(signal, name))
     status, seconds = p.end()
     assert status == 0
-    assert seconds < 2
+    assert seconds < 5
     assert "Traceback" not in p.seen
     for sequence in RESTORED:
         assert sequence in p.seen
@@ -150,7 +150,7 @@ def test_a_terminal_that_cannot_be_drawn_on(rig: Rig) -> None:
     p = rig.chat("-n", "2", TERM="dumb")
     p.until("> ")
     p.send("hello\n")
-    p.until("tick tock")
+    p.until(r"tick tock[^>]*\n> ")  # what is sent before a prompt may be taken for the answer's
     assert "\x1b[?1049h" not in p.seen
     p.send("\x04")
     assert p.end()[0] == 0
@@ -165,7 +165,7 @@ def test_a_terminal_that_goes_away(rig: Rig) -> None:
     os.close(p.fd)
     began = time.monotonic()
     os.waitpid(p.pid, 0)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5
     p.pid, p.fd = 0, os.open(os.devnull, os.O_RDONLY)
     with sqlite3.connect(rig.home / "chats.db") as db:
         kept = db.execute("SELECT state FROM messages ORDER BY number").fetchall()

@@ -110,9 +110,9 @@ class ChatActions(Base):
         self.tell("the chat is deleted; ctrl+z in ctrl+r's list brings it back until you leave")
 
     def do_export(self, rest: str) -> None:
-        from edgerun.tui.export import to_json, to_markdown
+        from edgerun.tui.export import file_name, to_json, to_markdown
 
-        name = rest or _file_name(self.chat.title)
+        name = rest or file_name(self.chat.title)
         if not Path(name).suffix:
             name += ".md"
         path = self.app.folder / Path(name).expanduser()
@@ -126,8 +126,3 @@ class ChatActions(Base):
             self.tell(f"cannot write {printable(name)}: {e.strerror}", bad=True)
         else:
             self.tell(f"written to {one_line(str(path))}")
-
-
-def _file_name(title: str) -> str:
-    kept = "".join(c if c.isalnum() or c in " -_" else " " for c in title)
-    return ("-".join(kept.split())[:60] or "chat") + ".md"

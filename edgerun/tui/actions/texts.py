@@ -9,7 +9,7 @@ from edgerun.tui.actions.base import Base
 from edgerun.tui.composer import files
 from edgerun.tui.conversation import Message
 
-__all__ = ["TextActions", "code_blocks"]
+__all__ = ["TextActions"]
 
 
 class TextActions(Base):
@@ -44,9 +44,9 @@ class TextActions(Base):
         else:
             self.tell("there is no answer to copy")
 
-    def _copy_code(self, messages: Sequence[Message]) -> None:
-        for m in reversed(messages):
-            blocks = code_blocks(m.text)
+    def _copy_code(self, answers: Sequence[Message]) -> None:
+        for m in reversed(answers):
+            blocks = self.app.chat.transcript.codes(m.id)
             if blocks:
                 self.app.copy(blocks[-1], "the code")
                 return
@@ -62,23 +62,3 @@ class TextActions(Base):
         elif text is not None:
             composer.write(text)
         composer.area.focus()
-
-
-def code_blocks(text: str) -> list[str]:
-    """The contents of the fenced blocks of a Markdown text, a last open one among them."""
-    blocks: list[str] = []
-    fence, lines, indent = "", [], 0  # type: tuple[str, list[str], int]
-    for line in text.splitlines():
-        bare = line.lstrip(" ")
-        if fence:
-            if bare.startswith(fence) and not bare.strip(fence[0] + " "):
-                blocks.append("\n".join(lines))
-                fence = ""
-            else:
-                lines.append(line[min(indent, len(line) - len(bare)) :])
-        elif bare.startswith(("```", "~~~")):
-            fence = bare[: len(bare) - len(bare.lstrip(bare[0]))]
-            lines, indent = [], len(line) - len(bare)
-    if fence:
-        blocks.append("\n".join(lines))
-    return blocks

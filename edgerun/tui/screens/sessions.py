@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from textual.binding import Binding, BindingType
 
+from edgerun.tui.export import file_name
 from edgerun.tui.screens.dialogs import Confirm, Prompt
 from edgerun.tui.screens.lines import Span, ago, clean, mark
 from edgerun.tui.screens.panel import Hint, ListPanel
@@ -243,7 +243,7 @@ class SessionScreen(ListPanel[Opened]):
             return
         prompt = Prompt(
             "Export",
-            str(self._folder / f"{_file_name(self._title(key))}.md"),
+            str(self._folder / file_name(self._title(key))),
             note=".md writes Markdown, .json everything: branches, models, times",
             check=_wrong_path,
         )
@@ -285,11 +285,6 @@ def _snippet(hit: Hit) -> list[Span]:
         at = end
     out.append((clean(hit.snippet[at:]), "muted"))
     return [s for s in out if s[0]]
-
-
-def _file_name(title: str) -> str:
-    """A file's name of a title: letters and digits of any script, the rest dashes."""
-    return re.sub(r"[^\w]+", "-", title.lower()).strip("-_")[:48].rstrip("-_") or "chat"
 
 
 def _wrong_path(text: str) -> str | None:
