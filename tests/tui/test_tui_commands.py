@@ -15,6 +15,7 @@ from edgerun.tui.actions import Handlers
 from edgerun.tui.commands import COMMANDS, find, nearest, parse
 from edgerun.tui.keys import sections
 from edgerun.tui.partner import Choice
+from edgerun.tui.store import StoreError
 
 CODE = "Here:\n```py\nx = 1\n```\nand\n~~~\n``` not an end\ny\n~~~\n"
 
@@ -136,10 +137,55 @@ def test_chats(tmp_path: Path) -> None:
             await modal(d)
             assert "My apples" in panel(d)
             assert "second question" not in panel(d)
+            await d.press("ctrl+z")  # what /delete took comes back, too
+            await d.until(lambda: "second question" in panel(d))
             await d.press("escape")
             await d.say("/rename")
             await modal(d)
             await d.press("escape")
+
+    play(go)
+
+
+def test_the_open_chat_is_deleted_in_the_list(tmp_path: Path) -> None:
+    """What is said after that is no part of it, or it would go with it."""
+
+    async def go() -> None:
+        async with chat("one", path=tmp_path / "c.db") as d:
+            await d.idle()
+            await d.say("first question")
+            await d.press("ctrl+r")
+            await modal(d)
+            await d.until(lambda: "first question" in panel(d))
+            await d.press("ctrl+d")
+            await d.until(lambda: d.path == [])
+            await d.press("escape")
+            await d.say("second question")
+        async with chat(path=tmp_path / "c.db", resume="") as d:
+            await d.idle()
+            assert d.said == [("user", "second question"), ("assistant", "one")]
+            await d.press("ctrl+r")
+            await modal(d)
+            await d.until(lambda: "second question" in panel(d))
+            assert "first" not in panel(d)
+
+    play(go)
+
+
+def test_a_chat_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with chat(path=tmp_path / "c.db") as d:
+            await d.idle()
+            await d.say("first question")
+            await d.press("ctrl+n")
+
+            def broken(session: str) -> None:
+                raise StoreError("the database of chats does not answer")
+
+            d.app.store.open = broken
+            await d.say("/sessions first")
+            assert d.notice == "the database of chats does not answer"
+            assert d.path == []
 
     play(go)
 

@@ -380,6 +380,24 @@ def test_a_command_is_completed_and_done() -> None:
     play(go)
 
 
+def test_enter_is_faster_than_the_popup(tmp_path: Path) -> None:
+    """Its rows are still those of what was typed before: none of them is taken."""
+
+    async def go() -> None:
+        async with chat("fine", base=tmp_path) as d:
+            await d.idle()
+            await d.press(*"/exp")
+            assert d.app.chat.composer.popup.item is not None
+            for key in "ort /no/x.md":
+                d.app.post_message(events.Key(_character_to_key(key), key))
+            d.app.post_message(events.Key("enter", None))
+            await d.until(lambda: d.notice)
+            assert d.notice == "cannot write /no/x.md: No such file or directory"
+            assert d.draft == ""
+
+    play(go)
+
+
 def test_escape_closes_the_popup_for_this_text() -> None:
     async def go() -> None:
         async with chat() as d:

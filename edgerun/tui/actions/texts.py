@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from edgerun.errors import printable
@@ -16,14 +17,16 @@ class TextActions(Base):
     """Commands of the group "Texts"."""
 
     def do_attach(self, rest: str) -> None:
+        self.app.run_worker(self._attach(rest.strip('"')), group="send")
+
+    async def _attach(self, path: str) -> None:
         base = self.app.folder
-        path = rest.strip('"')
-        found = files.expand(path, base)
-        refused = [f for p in found[:1] if (f := files.read(p, base)).refusal]
-        if not found:
+        found = await asyncio.to_thread(files.expand, path, base)
+        first = await asyncio.to_thread(files.read, found[0], base) if found else None
+        if first is None:
             self.tell(f"there is no file {printable(path, 120)}", bad=True)
-        elif refused:
-            self.tell(f"{printable(path, 120)}: {refused[0].refusal}", bad=True)
+        elif first.refusal:
+            self.tell(f"{printable(path, 120)}: {first.refusal}", bad=True)
         else:
             composer = self.app.chat.composer
             space = "" if not composer.draft or composer.draft[-1].isspace() else " "
