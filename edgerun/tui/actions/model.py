@@ -60,7 +60,8 @@ class ModelActions(Base):
         if pull.state == "done":
             self.tell(f"{one_line(pull.name)} is here: /model {one_line(pull.target)} uses it")
         elif pull.state == "failed":
-            self.tell(f"{one_line(pull.name)}: {pull.error}", bad=True)
+            named = "" if pull.name in pull.error else f"{one_line(pull.name)}: "
+            self.tell(named + pull.error, bad=True)
         self.app.stage.show_state()
 
     async def close(self) -> None:

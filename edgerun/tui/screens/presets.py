@@ -65,6 +65,10 @@ class PresetScreen(ListPanel[Preset]):
         self._known: dict[str, str] = dict(presets.presets())
         self._deleted: list[Preset] = []
 
+    def on_mount(self) -> None:
+        same = (name for name, text in self._known.items() if text == self._current)
+        self.reload(next(same, _CURRENT) if self._current else _NONE)
+
     # -- the list
 
     def rows(self, words: list[str]) -> list[Row]:
