@@ -100,16 +100,14 @@ class Opening:
             if conversation is None:
                 self._say(f"{none}: this is a new chat")
         if conversation is None:
-            conversation = self.new_chat(store)
+            conversation = self.new_chat()
         if self.app.options.system is not None:
             conversation.system = self.app.options.system
         return conversation
 
-    def new_chat(self, store: Store) -> Conversation:
-        """One with the system prompt of the command line, or that new chats begin with."""
-        from edgerun.tui.settings import Remembered
-
-        return Conversation(system=self.app.options.system or Remembered(store).system)
+    def new_chat(self) -> Conversation:
+        """One with the system prompt of the command line."""
+        return Conversation(system=self.app.options.system or "")
 
     async def restore_draft(self) -> None:
         """What was typed in this chat and not sent."""

@@ -1,4 +1,4 @@
-"""What the chat remembers between runs: theme, model, sampling, system prompt.
+"""What the chat remembers between runs: theme, model, sampling.
 
 Whatever stands in the database was written by another version, or by hand: a value that is not what
 it should be counts as never set, one by one.
@@ -50,15 +50,6 @@ class Remembered:
     def set_model(self, name: str, where: str = "") -> None:
         known = self._store.get("models")
         self._store.set("models", {**(known if isinstance(known, dict) else {}), where: name})
-
-    @property
-    def system(self) -> str:
-        """The system prompt that new chats begin with."""
-        return self._text("system")
-
-    @system.setter
-    def system(self, text: str) -> None:
-        self._store.set("system", text)
 
     def sampling(self, base: Settings) -> Settings:
         """``base`` with what was set in the sampling panel.

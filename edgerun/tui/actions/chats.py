@@ -65,7 +65,7 @@ class ChatActions(Base):
             await self._open_session(found)
 
     def do_new(self, rest: str) -> None:
-        self.open_chat(self.app.opening.new_chat(self.store))
+        self.open_chat(self.app.opening.new_chat())
 
     def do_sessions(self, rest: str) -> None:
         if rest:
