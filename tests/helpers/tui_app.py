@@ -52,7 +52,7 @@ class Driver:
 
     async def until(self, true: Callable[[], Any], what: str = "") -> None:
         """Wait for something to become so."""
-        for _ in range(1200):
+        for _ in range(5000):
             if true():
                 await self.settle()
                 return

@@ -52,7 +52,7 @@ class Process:
         return True
 
     def until(self, pattern: str) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while not re.search(pattern, self.seen):
             assert time.monotonic() < end, f"{pattern!r} never came: {self.seen[-400:]!r}"
             self.read(0.1)
@@ -63,7 +63,7 @@ class Process:
     def end(self) -> tuple[int, float]:
         """Exit status, and the seconds it took."""
         began = time.monotonic()
-        while time.monotonic() - began < 10:
+        while time.monotonic() - began < 30:
             self.read(0.05)
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:

@@ -26,7 +26,7 @@ MAY_WRITE_ALL = os.name != "nt" and os.geteuid() == 0
 
 def heard(said: list[str], text: str = "") -> list[str]:
     """What the store has said, once that has ``text``."""
-    ends = time.monotonic() + 5
+    ends = time.monotonic() + 30
     while not any(text in s for s in said):
         assert time.monotonic() < ends, said
         time.sleep(0.01)

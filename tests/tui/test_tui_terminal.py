@@ -71,7 +71,7 @@ class Terminal:
         if keys:
             self.tmux("send-keys", *keys)
 
-    def wait(self, true: Callable[[str], bool], seconds: float = 30.0) -> str:
+    def wait(self, true: Callable[[str], bool], seconds: float = 60.0) -> str:
         """What is shown once it is ``true``."""
         end = time.monotonic() + seconds
         while True:
@@ -83,7 +83,7 @@ class Terminal:
             assert time.monotonic() < end, f"it did not come; there is:\n{shown}"
             time.sleep(0.03)
 
-    def see(self, *words: str, seconds: float = 30.0) -> str:
+    def see(self, *words: str, seconds: float = 60.0) -> str:
         return self.wait(lambda t: all(w in t for w in words), seconds)
 
     def still(self) -> str:
@@ -95,7 +95,7 @@ class Terminal:
     def signal(self, number: signal.Signals) -> None:
         os.kill(int((self._home / "pid").read_text()), number)
 
-    def ended(self, seconds: float = 10.0) -> int:
+    def ended(self, seconds: float = 30.0) -> int:
         """The program's exit status once it has one; 128 and its number after a signal."""
         end = time.monotonic() + seconds
         while not (self._home / "status").exists():
@@ -143,7 +143,7 @@ def test_a_day_in_the_terminal(terminal: Terminal) -> None:
     terminal.type("Say hello.", "Enter")
 
     # A chat: the same answer as without a screen, then the figures.
-    shown = terminal.wait(answered, 40)
+    shown = terminal.wait(answered)
     run = [*EDGERUN, "run", *model, "Say hello."]
     done = subprocess.run(run, env=environment(), capture_output=True, text=True, check=True)
     assert said(shown, "Say hello.").endswith(" ".join(done.stdout.split()))
