@@ -7,6 +7,7 @@ import re
 import select
 import signal
 import sqlite3
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -29,6 +30,15 @@ from edgerun.tui.actions import Handlers
 def do_stats(self, rest):
     raise ZeroDivisionError("wrong \\x1b[2J")
 Handlers.do_stats = do_stats
+sys.exit(main(sys.argv[1:]))
+"""
+
+#: No change of the terminal's size is signalled.
+DEAF = """
+import signal, sys
+real = signal.signal
+signal.signal = lambda n, h: real(n, signal.SIG_IGN if n == signal.SIGWINCH else h)
+from edgerun.cli import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -152,6 +162,19 @@ def test_a_terminal_that_cannot_be_drawn_on(rig: Rig) -> None:
     p.send("hello\n")
     p.until(r"tick tock[^>]*\n> ")  # what is sent before a prompt may be taken for the answer's
     assert "\x1b[?1049h" not in p.seen
+    p.send("\x04")
+    assert p.end()[0] == 0
+
+
+def test_a_size_whose_signal_was_lost(rig: Rig) -> None:
+    import fcntl
+    import termios
+
+    p = rig.chat(program=[sys.executable, "-c", DEAF])
+    p.until("f1 help")
+    assert "ctrl+p palette" not in p.seen  # there is no room for it in 80 columns
+    fcntl.ioctl(p.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
+    p.until(r"ctrl\+p palette")
     p.send("\x04")
     assert p.end()[0] == 0
 
