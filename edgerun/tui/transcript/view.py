@@ -74,15 +74,8 @@ class Transcript(Canvas, can_focus=True):
             self.size = size
             self.problem = problem
 
-    def __init__(
-        self,
-        *,
-        name: str | None = None,
-        id: str | None = None,  # noqa: A002  Textual's name
-        classes: str | None = None,
-    ) -> None:
-        super().__init__(name=name, id=id, classes=classes)
-        self._copied: tuple[str, int, float] = ("", 0, 0.0)
+    #: What was copied last: of which message, which code block, when.
+    _copied: tuple[str, int, float] = ("", 0, 0.0)
 
     # -- what is shown ------------------------------------------------------------------------
 
