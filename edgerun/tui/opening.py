@@ -51,7 +51,7 @@ class Opening:
         conversation = await asyncio.to_thread(self._first_chat, store)
         partner = self._open_partner()
         app.keeper = ModelKeeper(partner, app.stage.model_changed)
-        params, chat = app.remembered.sampling((options.params, options.chat))
+        params, chat = app.remembered.sampling((options.params, options.chat), options.given)
         app.talk = Talk(conversation, store, app.keeper, app.stage, params, chat)
         app.chat.composer.count = partner.count
         app.handlers.connect()
@@ -96,16 +96,14 @@ class Opening:
             if conversation is None:
                 self._say(f"{none}: this is a new chat")
         if conversation is None:
-            conversation = self.new_chat(store)
+            conversation = self.new_chat()
         if self.app.options.system is not None:
             conversation.system = self.app.options.system
         return conversation
 
-    def new_chat(self, store: Store) -> Conversation:
-        """One with the system prompt of the command line, or that new chats begin with."""
-        from edgerun.tui.settings import Remembered
-
-        return Conversation(system=self.app.options.system or Remembered(store).system)
+    def new_chat(self) -> Conversation:
+        """One with the system prompt of the command line."""
+        return Conversation(system=self.app.options.system or "")
 
     async def restore_draft(self) -> None:
         """What was typed in this chat and not sent."""

@@ -133,32 +133,31 @@ def test_settings_are_remembered() -> None:
     store = _Dict()
     kept = Remembered(store)
     assert kept.theme is None
-    assert kept.system == ""
     assert kept.model() is None
-    kept.theme, kept.system = "edgerun-light", "Be brief."
+    kept.theme = "edgerun-light"
     kept.set_model("smollm2-135m")
     kept.set_model("gpt-oss", "http://box:8080")
     kept.set_sampling((SamplingParams(temperature=0.2, seed=3), ChatOptions(reasoning_budget=9)))
     assert store.values["sampling"] == {"temperature": 0.2, "seed": 3, "reasoning_budget": 9}
     again = Remembered(store)
-    assert (again.theme, again.system) == ("edgerun-light", "Be brief.")
+    assert again.theme == "edgerun-light"
     assert (again.model(), again.model("http://box:8080")) == ("smollm2-135m", "gpt-oss")
     asked = (SamplingParams(seed=11, top_k=3), ChatOptions())
-    params, options = again.sampling(asked)
+    params, options = again.sampling(asked, {"seed", "top_k"})
     assert (params.temperature, params.seed, params.top_k) == (0.2, 11, 3)
     assert options.reasoning_budget == 9
+    assert again.sampling(PLAIN, {"temperature"})[0].temperature == SamplingParams().temperature
 
 
 def test_settings_that_make_no_sense_count_as_never_set() -> None:
     store = _Dict(
-        theme=7, system=["x"], models="smollm2", sampling={
+        theme=7, models="smollm2", sampling={
             "temperature": "hot", "top_k": True, "top_p": 0.5, "context_shift": "yes",
             "reasoning_effort": ["high"], "reasoning_budget": 1.5, "unknown": 1, "seed": {},
         },
     )  # fmt: skip
     kept = Remembered(store)
     assert kept.theme is None
-    assert kept.system == ""
     assert kept.model() is None
     assert kept.sampling(PLAIN) == (SamplingParams(top_p=0.5), ChatOptions())
     kept.set_model("other")

@@ -42,7 +42,7 @@ class ChatActions(Base):
         self.open_chat(conversation)
 
     def do_new(self, rest: str) -> None:
-        self.open_chat(self.app.opening.new_chat(self.store))
+        self.open_chat(self.app.opening.new_chat())
 
     def do_sessions(self, rest: str) -> None:
         if rest:
