@@ -33,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 PART_OF_LLM = {
-    "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "loading",
+    "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "kv_swap", "loading",
     "perplexity", "planning", "requests", "speculating", "structured",
 }  # fmt: skip
 

@@ -116,6 +116,8 @@ class DiskTier:
         """Whether ``s``, without pages, should wait: more of its start is being read."""
         if s in self._restores:
             return True
+        if match.kept:
+            return False
         at, end = len(match.nodes), (len(s.ids) - 1) // pool.page_size
         if self._off or end < self._min_pages or at >= end or s in self._asked:
             return False
