@@ -13,7 +13,7 @@ from helpers.fake_program import (
     alone,
     drain,
     engine,
-    greedy,
+    logits_of,
     sequence,
     sink_of,
 )
@@ -58,22 +58,23 @@ def text(k: int, n: int = 15) -> list[int]:
 
 class Poisoned(FakeProgram):
     def predict(self, ids: Sequence[int]) -> F32:
-        return scenarios.poisoned(super().predict)(ids)
+        return scenarios.poisoned(logits_of)(ids)
 
 
-class Checked(Engine):
-    """Every slot and every known page holds the tokens that it is kept for."""
+def hold_to_content(e: Engine, space: FakeSpace) -> None:
+    """From here on ``e.check`` also proves that slots and known pages hold what they stand for."""
+    accounts, swap = e.check, e.swap
+    assert swap is not None
 
-    space: FakeSpace
-
-    def check(self) -> None:
-        super().check()
-        assert self.swap is not None
-        for saved in self.swap._saved.values():
-            assert tuple(self.space.slots[saved.slot].tolist()) == saved.tokens
-        for page, node in self.pool.index._by_page.items():
-            held = tuple(self.space.program._memory[page].tolist())
+    def check() -> None:
+        accounts()
+        for saved in swap._saved.values():
+            assert tuple(space.slots[saved.slot].tolist()) == saved.tokens
+        for page, node in e.pool.index._by_page.items():
+            held = tuple(space.program._memory[page].tolist())
             assert held[: len(node.tokens)] == node.tokens
+
+    e.check = check  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("block", range(6))
@@ -82,11 +83,11 @@ def test_every_request_gets_what_it_gets_alone(block: int) -> None:
     counts = dict.fromkeys(("preemptions", "out", "in", "cached", "dropped"), 0)
     for seed in range(10_000 + block * 100, 10_000 + (block + 1) * 100):
         s = scenarios.draw(seed, None, N_VOCAB, 24, poison=True)
-        scenarios.expect(s, scenarios.poisoned(FakeProgram.predict.__get__(object())), N_VOCAB)
+        scenarios.expect(s, scenarios.poisoned(logits_of), N_VOCAB)
         program = Poisoned(s.n_pages, s.page_size)
         space = FakeSpace(program, (1, 2, 7, 1 << 20)[seed % 4])
         e = engine(s.n_pages, s.page_size, s.limits, program, space=space)
-        e.__class__, e.space = Checked, space
+        hold_to_content(e, space)
         try:
             scenarios.play(s, e)
             scenarios.judge(s)
@@ -99,3 +100,202 @@ def test_every_request_gets_what_it_gets_alone(block: int) -> None:
         counts["in"] += count.pages_in
         counts["dropped"] += count.pages_out - count.pages_kept
     assert all(n > 5 for n in counts.values()), counts  # it all did happen
+
+
+# -- what it saves --------------------------------------------------------------------------------
+
+
+def test_who_lost_its_pages_gets_them_back() -> None:
+    """The same without host memory computes 12 tokens more; see test_engine_step.py."""
+    program, _, e = rig(8)
+    old, young = sequence([3] * 15, 14, ignore_eos=True), sequence([4] * 15, 3, ignore_eos=True)
+    e.add(old)
+    e.add(young)
+    drain(e)
+    assert e.metrics().preemptions == 1
+    assert sum(tokens for _, tokens in program.widths) == 28 + 17
+    assert sink_of(old).ids == alone([3] * 15, 14, ignore_eos=True).ids
+    assert sink_of(young).ids == alone([4] * 15, 3, ignore_eos=True).ids
+    assert young.usage().cached_tokens == 0  # of the first time
+    assert swap_of(e).pages_in == 3
+
+
+def test_what_ended_comes_back_too() -> None:
+    _, space, e = rig(8)
+    texts = [text(k, 17) for k in range(6)]
+    assert [run(e, t) for t in texts] == [0] * 6
+    before = swap_of(e)
+    assert before.pages_in == 0
+    assert before.pages_kept == before.pages_out > 15
+    assert (before.bytes_out, before.pages_total) == (before.pages_out * 32, len(space.slots))
+    assert run(e, texts[0]) == 16
+    assert swap_of(e).pages_in == 4
+    # What went out before does not go again: its copy is still there.
+    again = swap_of(e).pages_out
+    assert run(e, texts[1]) == 16
+    assert run(e, texts[0]) == 16
+    assert swap_of(e).pages_out < again + 8
+
+
+def test_two_that_begin_alike_share_what_comes_back() -> None:
+    program, _, e = rig(10)
+    start = text(0, 16)
+    run(e, start)
+    for k in range(1, 4):
+        run(e, text(k, 30))
+    assert swap_of(e).pages_kept > 4
+    program.widths.clear()
+    both = [sequence([*start, i, i], 2, ignore_eos=True) for i in (5, 6)]
+    for s in both:
+        e.add(s)
+    drain(e)
+    for s in both:
+        assert sink_of(s).ids == alone(s.ids[:18], 2, ignore_eos=True).ids
+        assert s.usage().cached_tokens == 16
+    assert swap_of(e).pages_in == 4
+    assert sum(tokens for _, tokens in program.widths) == 2 * 3
+
+
+def test_a_short_host_memory_keeps_starts_and_what_was_used_last() -> None:
+    _, _, e = rig(8, limit=4)
+    run(e, text(0, 17))
+    for k in range(1, 3):
+        run(e, text(k, 30))
+    count = swap_of(e)
+    assert count.pages_total == count.pages_kept == 4
+    assert count.pages_out > 4
+    assert run(e, text(0, 17)) == 0
+    assert run(e, text(2, 30)) > 0
+
+
+# -- doubt ----------------------------------------------------------------------------------------
+
+
+def test_what_a_failed_batch_stood_on_does_not_come_back() -> None:
+    """Neither what it used, nor what others computed behind that, wherever it lies."""
+    fails = False
+
+    def before(batch: Batch) -> None:
+        if fails:
+            raise BackendError("the device is gone")
+
+    program = FakeProgram(12, SIZE, before)
+    space = FakeSpace(program)
+    e = engine(12, SIZE, program=program, space=space)
+    start = text(0, 8)
+    longer, other = [*start, *text(1, 9)], text(2, 17)
+    for ids in (longer, other, text(3, 40)):
+        run(e, ids)
+    assert e.swap is not None
+    assert run(e, start + [9]) == 8  # the start is back in the pool
+    digests: list[bytes] = []
+    e.pool.index.extend(digests, longer)
+    assert e.swap.match(longer, digests, 2)
+    fails = True
+    doubtful = sequence([*start, 7, 8], 2)
+    e.add(doubtful)
+    drain(e)
+    assert isinstance(sink_of(doubtful).error, BackendError)
+    fails = False
+    assert not e.swap.match(longer, digests, 2)
+    assert run(e, longer) == 0
+    for k in range(4, 6):
+        run(e, text(k, 40))
+    assert run(e, other) == 16
+
+
+def test_after_a_bug_nothing_is_known() -> None:
+    _, _, e = rig(8)
+    for k in range(3):
+        run(e, text(k, 17))
+    e.start_over(RuntimeError("a bug"))
+    e.check()
+    assert swap_of(e).pages_kept == 0
+    assert swap_of(e).pages_total > 0
+    assert run(e, text(0, 17)) == 0
+
+
+class Failing(FakeSpace):
+    """Breaks at the n-th save or restore."""
+
+    def __init__(self, program: FakeProgram, saves: int, restores: int) -> None:
+        super().__init__(program)
+        self.left = [saves, restores]
+
+    def _use(self, i: int) -> None:
+        self.left[i] -= 1
+        if not self.left[i]:
+            raise BackendError("a copy failed")
+
+    def save(self, page: int, slot: int) -> None:
+        self._use(0)
+        super().save(page, slot)
+
+    def restore(self, slot: int, page: int) -> None:
+        self._use(1)
+        super().restore(slot, page)
+
+
+@pytest.mark.parametrize(("saves", "restores"), [(1, 0), (9, 0), (0, 1), (0, 3)])
+def test_copies_that_fail_end_it_and_hurt_nobody(
+    saves: int, restores: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    program = FakeProgram(8, SIZE)
+    e = engine(8, SIZE, program=program, space=Failing(program, saves, restores))
+    for k in [*range(4), *range(4)]:
+        run(e, text(k, 17))
+    assert caplog.text.count("no longer kept in host memory: a copy failed") == 1
+    assert swap_of(e).pages_kept == 0
+
+
+def test_memory_that_cannot_be_had_is_done_without() -> None:
+    class Full(FakeSpace):
+        asked = 0
+
+        def grow(self, most: int) -> None:
+            self.asked += 1
+            if self.asked > 1:
+                raise OutOfMemoryError("no memory")
+            super().grow(most)
+
+    program = FakeProgram(8, SIZE)
+    space = Full(program)
+    e = engine(8, SIZE, program=program, space=space)
+    for k in range(6):
+        run(e, text(k, 17))
+    assert swap_of(e).pages_total == 3
+    assert swap_of(e).pages_out > 6
+    assert space.asked == 2  # and not again for every page
+
+
+# -- policy ---------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_worth_it_where_computing_takes_longer() -> None:
+    assert worth_moving(2, 0.001, None)  # unknown
+    assert worth_moving(2, 0.001, 0.0021)
+    assert not worth_moving(2, 0.001, 0.0019)
+    assert worth_moving(1, 0.001, 0.0019)  # it went out already
+
+
+@pytest.mark.parametrize(("copy", "moves"), [(1e-9, True), (10.0, False)])
+def test_measured_steps_decide(copy: float, moves: bool) -> None:
+    program = FakeProgram(40, SIZE)
+    space = FakeSpace(program)
+    space.copy_seconds = copy
+    e = engine(40, SIZE, program=program, space=space)
+    run(e, text(0, 70))  # wide enough to be measured
+    for k in range(1, 5):
+        run(e, text(k, 70))
+    assert (swap_of(e).pages_out > 0) == moves
+    assert (run(e, text(0, 70)) > 0) == moves
+
+
+def test_how_many_pages_host_memory_takes() -> None:
+    gib = 1 << 30
+    room = Room(total=32 * gib, free=18 * gib, weights=0)  # of which 2 are left alone
+    assert swap_pages(room, gib, n_pages=100, n_slots=0) == 8
+    assert swap_pages(room, gib, n_pages=5, n_slots=0) == 5  # no more than the pool has
+    # What was taken counts: half of all that was free, however often it is asked.
+    assert swap_pages(Room(32 * gib, 10 * gib, 0), gib, n_pages=100, n_slots=8) == 8
+    assert swap_pages(Room(32 * gib, 1 * gib, 0), gib, n_pages=100, n_slots=0) == 0
