@@ -127,7 +127,7 @@ class SwapTier:
 
     def touch(self, digests: Sequence[bytes]) -> None:
         """These pages, which stand in order, are about to be restored: others go before them."""
-        for key in reversed(digests):  # the last one goes first, since all others can do without
+        for key in digests:  # what was restored may go while the rest is
             if key in self._saved:
                 self._saved.move_to_end(key)
 
@@ -145,7 +145,8 @@ class SwapTier:
         return True
 
     def forget(self, digests: Iterable[bytes]) -> None:
-        """Nobody may have these pages, nor those behind them: they may hold rubbish."""
+        """Nobody may have these pages, which the pool has forgotten, nor those behind them: they
+        may hold rubbish."""
         gone = [d for d in digests if d]
         for digest in gone:
             self._drop(digest)
@@ -206,7 +207,7 @@ class SwapTier:
             self._pause = _PAUSE
 
     def _drop(self, digest: bytes) -> None:
-        """Forget a page, if it is kept, and what is kept behind it."""
+        """Forget a page, if it is kept, and what is kept behind it unless the pool has it, too."""
         stack = [digest]
         while stack:
             key = stack.pop()
@@ -218,7 +219,8 @@ class SwapTier:
             del siblings[key]
             if not siblings:
                 del self._behind[saved.parent]
-            stack += self._behind.get(key, ())
+            if not self._pool.index.knows(key):
+                stack += self._behind.get(key, ())
 
     def _drop_behind(self, digests: Iterable[bytes]) -> None:
         for digest in digests:

@@ -20,8 +20,11 @@ from helpers.fake_program import (
 
 from edgerun.backends.base import F32, Batch
 from edgerun.engine import Engine
+from edgerun.engine import Sequence as EngineSequence
+from edgerun.engine.admission import Pager
 from edgerun.engine.metrics import SwapCount
-from edgerun.engine.swap import worth_moving
+from edgerun.engine.pages import PagePool
+from edgerun.engine.swap import SwapTier, worth_moving
 from edgerun.errors import BackendError, OutOfMemoryError
 from edgerun.planning import Room, swap_pages
 
@@ -266,6 +269,99 @@ def test_memory_that_cannot_be_had_is_done_without() -> None:
     assert swap_of(e).pages_total == 3
     assert swap_of(e).pages_out > 6
     assert space.asked == 2  # and not again for every page
+
+
+# -- the tier alone -------------------------------------------------------------------------------
+
+
+class Shelf:
+    """A pool with a swap tier, and texts that lie in it."""
+
+    def __init__(self, n_pages: int, limit: int = 1 << 20) -> None:
+        self.program = FakeProgram(n_pages, SIZE)
+        self.space = FakeSpace(self.program, limit)
+        self.tier = SwapTier(self.space, lambda n_slots: 1 << 20, 32)
+        self.pool = PagePool(n_pages, SIZE)
+        self.pager = Pager(self.pool, self.program.copy_page, self.tier)
+        self.tier.serve(self.pool)
+
+    def enter(self, ids: Sequence[int]) -> EngineSequence:
+        """With what is cached of them, and pages for the rest, as if computed."""
+        s = sequence(ids)
+        self.pager.enter([(s, self.pager.match(s))])
+        self.found = s.n_past
+        assert self.pager.grow(s, s.pending)
+        for i in range(s.n_past, len(ids)):
+            self.program._memory[s.pages[i // SIZE], i % SIZE] = ids[i]
+        s.n_past = len(ids)
+        self.pager.note(s)
+        return s
+
+    def leave(self, ids: Sequence[int]) -> EngineSequence:
+        s = self.enter(ids)
+        self.pager.release(s)
+        return s
+
+    def squeeze(self, n: int) -> None:
+        """Have ``n`` cached pages given up."""
+        self.pool.release(self.pool.allocate(self.pool.n_free - self.pool.n_cached + n))
+        self.check()
+
+    def check(self) -> None:
+        self.pool.check([])
+        self.tier.check()
+
+    @property
+    def kept(self) -> int:
+        return self.tier.count().pages_kept
+
+
+def test_doubt_reaches_what_is_kept_behind_pages_of_the_pool() -> None:
+    shelf = Shelf(8)
+    ids = text(0, 17)
+    shelf.leave(ids)
+    shelf.squeeze(2)  # the rest of a page, which is not kept, and the last full one
+    assert shelf.kept == 1
+    doubtful = shelf.enter([*ids[:8], 7])
+    assert shelf.found == 8
+    shelf.pager.release(doubtful, keep=False)
+    assert shelf.kept == 0
+    shelf.check()
+
+
+def test_what_can_be_doubted_no_more_is_not_kept() -> None:
+    """A page leaves the pool without a copy: those behind it cannot be found, nor doubted."""
+    shelf = Shelf(8)
+    shelf.leave(text(0, 17))
+    shelf.squeeze(2)
+    assert shelf.kept == 1
+    shelf.tier.timed(64, 1e-9)
+    shelf.space.copy_seconds = 1.0
+    shelf.squeeze(1)
+    assert shelf.kept == 0
+
+
+def test_two_texts_with_one_digest_do_not_mix() -> None:
+    shelf = Shelf(8)
+    s = shelf.leave(text(0, 17))
+    shelf.squeeze(5)
+    assert shelf.tier.match(s.ids, s.digests, 0) == tuple(s.digests[:4])
+    assert shelf.tier.match(text(1, 17), s.digests, 0) == ()
+    assert shelf.tier.match(s.ids[4:], s.digests[1:], 0) == ()  # behind something else
+
+
+def test_what_comes_back_does_not_go_for_what_goes_out() -> None:
+    shelf = Shelf(8, limit=3)
+    ids = text(0, 17)
+    shelf.leave(ids)
+    shelf.squeeze(3)
+    shelf.leave(text(1, 5))
+    shelf.squeeze(4)  # the first text's other two, and the second
+    assert shelf.kept == 3
+    shelf.leave(text(2, 33)[:32])  # fills the pool
+    shelf.leave(ids)
+    assert shelf.found >= 8
+    shelf.check()
 
 
 # -- policy ---------------------------------------------------------------------------------------
