@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from helpers import scenarios
+from helpers.disk_rig import LONG, Rig, same, wait_until
+from helpers.disk_rig import run as disk_run
 from helpers.fake_program import (
     N_VOCAB,
     FakeProgram,
@@ -80,7 +83,7 @@ def hold_to_content(e: Engine, space: FakeSpace) -> None:
     e.check = check  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", range(5))
 def test_every_request_gets_what_it_gets_alone(block: int) -> None:
     """Arrivals, cancels, forks, drafts, shifts, NaN; pools and host memory down to starvation."""
     counts = dict.fromkeys(("preemptions", "out", "in", "cached", "dropped"), 0)
@@ -169,6 +172,24 @@ def test_a_short_host_memory_keeps_starts_and_what_was_used_last() -> None:
     assert count.pages_out > 4
     assert run(e, text(0, 17)) == 0
     assert run(e, text(2, 30)) > 0
+
+
+@pytest.mark.parametrize(("slots", "read"), [(100, 0), (4, 17)])
+def test_the_disk_is_asked_for_what_host_memory_lacks(
+    tmp_path: Path, slots: int, read: int
+) -> None:
+    rig = Rig(tmp_path / "kv")
+    e = rig(n_pages=26, slots=slots)
+    assert same(disk_run(e, LONG), LONG) == 0
+    wait_until(lambda: e.disk is not None and e.disk.n_written >= 20)
+    other = LONG[::-1]
+    disk_run(e, other)
+    assert same(disk_run(e, LONG), LONG) == 80
+    m = e.metrics()
+    assert m.disk is not None
+    assert m.disk.pages_read == read
+    assert (swap_of(e).pages_in > 0) == (read == 0)
+    rig.close()
 
 
 # -- doubt ----------------------------------------------------------------------------------------
@@ -372,6 +393,17 @@ def test_a_copy_is_worth_it_where_computing_takes_longer() -> None:
     assert worth_moving(2, 0.001, 0.0021)
     assert not worth_moving(2, 0.001, 0.0019)
     assert worth_moving(1, 0.001, 0.0019)  # it went out already
+
+
+def test_steps_with_pages_that_come_back_teach_nothing() -> None:
+    """Their time is not that of their tokens."""
+    _, _, e = rig(8)
+    for k in range(3):
+        run(e, text(k, 17), 1)
+    learnt, steps = e.cost.n, e.metrics().steps
+    assert learnt == steps
+    assert run(e, text(0, 17), 1) == 16
+    assert (e.cost.n, e.metrics().steps) == (learnt, steps + 1)
 
 
 @pytest.mark.parametrize(("copy", "moves"), [(1e-9, True), (10.0, False)])
