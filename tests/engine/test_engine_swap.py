@@ -211,7 +211,7 @@ def test_what_a_failed_batch_stood_on_does_not_come_back() -> None:
     for ids in (longer, other, text(3, 40)):
         run(e, ids)
     assert e.swap is not None
-    assert run(e, start + [9]) == 8  # the start is back in the pool
+    assert run(e, [*start, 9]) == 8  # the start is back in the pool
     digests: list[bytes] = []
     e.pool.index.extend(digests, longer)
     assert e.swap.match(longer, digests, 2)
