@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,10 +10,10 @@ import pytest
 from helpers import gguf_build as gb
 from helpers import scenarios
 from helpers.host_device import HostDevice
-from helpers.runner import Runner
+from helpers.runner import Alone, Runner
 
 from edgerun import LLM, SamplingParams
-from edgerun.backends.base import F32, PAGE_SIZE
+from edgerun.backends.base import PAGE_SIZE
 from edgerun.backends.cuda import CudaBackend
 from edgerun.engine import Engine, Limits
 from edgerun.engine.swap import SwapTier
@@ -30,23 +30,6 @@ def backend() -> Iterator[CudaBackend]:
     opened = CudaBackend(HostDevice())
     yield opened
     opened.close()
-
-
-class Alone:
-    """Logits of a text in pages of its own; goes on where it can."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._text: list[int] = []
-        self._tokens = runner.begin()
-
-    def __call__(self, ids: Sequence[int]) -> F32:
-        n = len(self._text)
-        if n >= len(ids) or self._text != list(ids[:n]):
-            self._runner.end(self._tokens)
-            self._text, n = [], 0
-        self._text = list(ids)
-        return np.array(self._runner.step([(self._tokens, ids[n:], [len(ids) - n - 1])])[0])
 
 
 def test_every_request_gets_what_it_gets_alone(path: Path, backend: CudaBackend) -> None:
