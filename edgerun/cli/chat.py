@@ -87,6 +87,8 @@ def run(args: argparse.Namespace) -> int:
         raise RequestError(
             "--api-key is for a server: give its address with --url", param="api_key"
         )
+    if args.plain and args.theme is not None:
+        raise RequestError("--theme is for the full screen, and --plain has none", param="theme")
     if args.plain or not _capable():
         from edgerun.cli import plain_chat
 

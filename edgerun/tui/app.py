@@ -86,7 +86,6 @@ class ChatApp(App[object]):
         self.stage = Stage(self)
         self.opening = Opening(self, open_partner, path)
         self.editing: str | None = None
-        self.unsaved = ""
         self._before_edit = ""
         self._waiting: list[Composer.Submitted] = []
         self._early = ""
@@ -370,8 +369,8 @@ class ChatApp(App[object]):
             self.keeper.cancel()
             await self.keeper.partner.close()
 
-    def _handle_exception(self, error: Exception) -> None:
-        """One line and a log instead of Textual's page of local variables."""
+    def fail(self, error: Exception) -> None:
+        """End the program because of a bug: one line and a log."""
         if self.failure is None:
             self.failure = error
             log.error("the chat failed", exc_info=error)
@@ -381,8 +380,11 @@ class ChatApp(App[object]):
             self._exception_event.set()
         self._close_messages_no_wait()
 
+    def _handle_exception(self, error: Exception) -> None:
+        self.fail(error)  # instead of Textual's page of local variables
+
     def panic(self, *renderables: object) -> None:
-        self._handle_exception(RuntimeError("the terminal's input broke off"))
+        self.fail(RuntimeError("the terminal's input broke off"))
 
     def on_app_blur(self, event: events.AppBlur) -> None:
         self.keep_draft()

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from edgerun.tui.conversation import Conversation, Message, fence_for
 from edgerun.tui.rows import clean, from_plain, to_plain
 
-__all__ = ["FORMAT", "from_json", "to_json", "to_markdown"]
+__all__ = ["FORMAT", "file_name", "from_json", "to_json", "to_markdown"]
 
 #: What an export says it is.
 FORMAT = "edgerun-chat-1"
@@ -18,6 +18,12 @@ FORMAT = "edgerun-chat-1"
 _FENCE = re.compile(r"[ >]{0,40}(`{3,}|~{3,})")
 #: What ends CommonMark's kinds of raw HTML that a blank line does not.
 _CLOSERS = ("-->", "?>", "]]>", ">", "</pre>", "</script>", "</style>", "</textarea>")
+
+
+def file_name(title: str) -> str:
+    """A file's name for a conversation: letters and digits of any script, the rest dashes."""
+    kept = re.sub(r"[^\w]+", "-", title.lower()).strip("-_")[:48].rstrip("-_")
+    return (kept or "chat") + ".md"
 
 
 def to_json(conversation: Conversation) -> str:

@@ -70,7 +70,8 @@ def answer_row(m: Message) -> tuple[str, str]:
     t, u = m.timings, m.usage
     said = []
     if u is not None:
-        said.append(f"{u.prompt_tokens} in")
+        if u.prompt_tokens:
+            said.append(f"{u.prompt_tokens} in")
         if u.cached_tokens:
             said.append(f"{u.cached_tokens} cached")
         said.append(f"{u.completion_tokens} out")

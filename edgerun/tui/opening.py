@@ -81,7 +81,11 @@ class Opening:
     def _say(self, text: str) -> None:
         """On a thread: something went wrong."""
         with contextlib.suppress(RuntimeError):  # the program is over
-            self.app.call_from_thread(self.app.tell, text, bad=True)
+            self.app.call_from_thread(self._tell, text)
+
+    def _tell(self, text: str) -> None:
+        self.app.tell(text, bad=True)
+        self.app.stage.show_state()
 
     def _first_chat(self, store: Store) -> Conversation:
         """On a thread: the one that was asked for, or a new one."""

@@ -20,7 +20,7 @@ from edgerun.tui.transcript import Transcript
 __all__ = ["ChatScreen", "Notice", "Welcome"]
 
 #: What stands in an empty composer.
-HINTS = ("Ask anything", "/ commands", "@ files", "ctrl+j new line", "ctrl+p palette", "f1 help")
+HINTS = ("Ask anything", "/ commands", "@ files", "ctrl+j new line", "f1 help", "ctrl+p palette")
 
 
 def wrap(text: str, cells: int) -> list[str]:

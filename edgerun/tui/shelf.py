@@ -38,7 +38,6 @@ class Facts:
     size: int
     token_bytes: int | None = None
     n_ctx: int | None = None
-    architecture: str = ""
     quant: str = ""
     wrong: str = ""
 
@@ -55,11 +54,11 @@ def read_facts(path: Path, kv_type: str = "f16") -> Facts:
                 family = arch.get(name)
                 config = arch.configure(family, file)
                 each = sum(layer.token_bytes(kv_type) for layer in family.kv_layers(config))
-                return Facts(file.size, each, config.n_ctx_train, name, quant)
+                return Facts(file.size, each, config.n_ctx_train, quant)
             except EdgerunError as e:
                 n_ctx = meta.get_int(f"{name}.context_length", None)
                 wrong = "" if runs_on(name) == "llama_cpp" else printable(e)
-                return Facts(file.size, None, n_ctx, name, quant, wrong)
+                return Facts(file.size, None, n_ctx, quant, wrong)
     except (EdgerunError, OSError) as e:
         return Facts(0, wrong=printable(e))
 
@@ -118,7 +117,7 @@ class Shelf:
             elif spec is not None and spec.size is not None:
                 layers, heads, size = spec.kv or (0, 0, 0)
                 each = 2 * _F16 * layers * heads * size or None
-                facts = Facts(spec.size, each, spec.context, spec.arch, _quant(spec.file))
+                facts = Facts(spec.size, each, spec.context, _quant(spec.file))
                 if spec.arch and runs_on(spec.arch) is None:
                     facts = replace(facts, wrong=f"{spec.arch} models need llama.cpp here")
             else:

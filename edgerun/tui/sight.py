@@ -29,7 +29,7 @@ def last_answer(talk: Talk) -> Message | None:
     return next((m for m in reversed(path) if m.role == "assistant"), None)
 
 
-def facts(talk: Talk, keeper: ModelKeeper, counts: Counts, unsaved: str = "") -> Facts:
+def facts(talk: Talk, keeper: ModelKeeper, counts: Counts) -> Facts:
     """The status line's."""
     about, turn = keeper.about, talk.turn
     live = keeper.partner.live()
@@ -69,7 +69,7 @@ def facts(talk: Talk, keeper: ModelKeeper, counts: Counts, unsaved: str = "") ->
         cached=cached,
         acceptance=live.acceptance,
         memory=live.memory if about is not None else None,
-        unsaved=unsaved,
+        unsaved="" if talk.store.saving else "not saved",
     )
 
 

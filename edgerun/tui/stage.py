@@ -63,6 +63,9 @@ class Stage:
     def tell(self, text: str, *, bad: bool = False) -> None:
         self.screen.notice.tell(clean(text), bad=bad)
 
+    def failed(self, error: Exception) -> None:
+        self.app.fail(error)
+
     def show_state(self) -> None:
         """Chips, status line and lasting notice. While something goes on they are looked at again
         from time to time, and else not."""
@@ -77,7 +80,7 @@ class Stage:
         for i, q in enumerate(talk.queue):
             chips.append(Chip("queued", "waits: " + " ".join(q.text.split())[:60], f"queue {i}"))
         self.screen.composer.show_notes(chips)
-        self.screen.status.show(facts(talk, keeper, self.app.handlers, self.app.unsaved))
+        self.screen.status.show(facts(talk, keeper, self.app.handlers))
         text, bad = notice(keeper)
         self.screen.notice.last(text, bad=bad)
         self.screen.welcome.show(*welcome(keeper))

@@ -34,7 +34,7 @@ class Facts:
         cached: tokens of the last prompt that did not have to be computed.
         acceptance: share of guessed tokens that were right.
         memory: bytes.
-        unsaved: why the chat is not being kept.
+        unsaved: that the chat is not being kept, in a word or two.
     """
 
     model: str = ""

@@ -165,6 +165,11 @@ class Store:
         """Forget a system prompt."""
         self._writer.write(partial(tables.set_value, table="presets", key=clean(name), value=None))
 
+    @property
+    def saving(self) -> bool:
+        """Whether what is said is kept as it was asked for; ``notify`` has heard why not."""
+        return self._writer.saving
+
     # -- out ----------------------------------------------------------------------------------
 
     def export_markdown(self, session: str) -> str:

@@ -50,6 +50,8 @@ class View(Protocol):
         """A question was undone: its text can be written anew."""
 
     def tell(self, text: str, *, bad: bool = False) -> None: ...
+    def failed(self, error: Exception) -> None:
+        """The program cannot go on."""
 
 
 class Talk:
@@ -129,6 +131,7 @@ class Talk:
         else:
             self.view.show_chat()
         self._task = asyncio.ensure_future(self._run(turn))
+        self._task.add_done_callback(self._ended)
         self.view.show_state()
 
     async def _run(self, turn: Turn) -> None:
@@ -150,6 +153,12 @@ class Talk:
             self.view.show_state()
         else:
             self.pump()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """What a turn raises, such as a view that cannot show it, is a bug: nobody awaits it."""
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, Exception):
+            self.view.failed(error)
 
     # -- the turn that runs -------------------------------------------------------------------
 

@@ -230,17 +230,25 @@ class Turn:
         if message.usage is None:
             message.usage = Usage(self.prompt_tokens or 0, self.tokens)
         if message.timings is None and self.tokens:
+            # How much of the prompt was cached is not known, so no speed of reading is either.
             message.timings = Timings(
-                prefill=first - self._began,
-                decode=now - first,
-                prefill_tokens=self.prompt_tokens or 0,
-                decode_tokens=self.tokens - 1,
+                prefill=first - self._began, decode=now - first, decode_tokens=self.tokens - 1
             )
         if self._before is not None:
-            more = self._before.completion_tokens + message.usage.completion_tokens
-            message.usage = replace(message.usage, completion_tokens=more)
+            message.usage = _whole(message.usage, self._before.completion_tokens)
         self._store.put(self._conversation.id, message)
         self._store.save(self._conversation)
+
+
+def _whole(usage: Usage, before: int) -> Usage:
+    """Of an answer that was gone on with, whose first ``before`` tokens went along as prompt."""
+    prompt = max(usage.prompt_tokens - before, 0)
+    return replace(
+        usage,
+        prompt_tokens=prompt,
+        cached_tokens=min(usage.cached_tokens, prompt),
+        completion_tokens=before + usage.completion_tokens,
+    )
 
 
 def _too_long(error: EdgerunError, about: About | None) -> str:

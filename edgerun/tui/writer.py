@@ -73,7 +73,7 @@ class Writer:
         self._queue: queue.SimpleQueue[_Write | _Read | None] = queue.SimpleQueue()
         self._pending: deque[_Write] = deque()
         self._db: Database | None = None
-        self._troubled = False
+        self._troubled = self._lost = False
         self._said: set[str] = set()
         self._retry_at = 0.0
         self._closed = False
@@ -109,6 +109,11 @@ class Writer:
             return done.result(_PATIENCE)
         except TimeoutError:
             raise StoreError("the database of chats does not answer: is its disk busy?") from None
+
+    @property
+    def saving(self) -> bool:
+        """False while writes fail, or where they go to memory instead."""
+        return not (self._troubled or self._lost)
 
     def close(self) -> None:
         """Write what waits, then end the thread. Idempotent."""
@@ -246,7 +251,7 @@ class Writer:
             self._replace(e)
         except StoreError as e:
             self._say(f"chats are not saved: {e}")
-            self._path, self._db = None, open_database(None)
+            self._path, self._db, self._lost = None, open_database(None), True
         if self._db is not None:
             with contextlib.suppress(Exception), writing(self._db):
                 tables.fold_orphans(self._db)
@@ -272,7 +277,7 @@ class Writer:
             )
         except Exception as e:
             self._say(f"chats are not saved: {printable(e)}")
-            self._path, self._db = None, open_database(None)
+            self._path, self._db, self._lost = None, open_database(None), True
         self._one_by_one()
 
     def _trouble(self, error: Exception) -> None:

@@ -177,6 +177,7 @@ def test_a_server_answers(cli: CLI, model: Path) -> None:
         (["--continue"], "earlier chats can be gone on with in a terminal's full screen only"),
         (["--resume", "x"], "earlier chats can be gone on with in a terminal's full screen only"),
         (["--temp", "-7"], "temperature must be between"),
+        (["--plain", "--theme", "edgerun-light"], "--theme is for the full screen"),
     ],
 )
 def test_options_that_cannot_be_followed(cli: CLI, args: list[str], said: str) -> None:

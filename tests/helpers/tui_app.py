@@ -52,7 +52,7 @@ class Driver:
 
     async def until(self, true: Callable[[], Any], what: str = "") -> None:
         """Wait for something to become so."""
-        for _ in range(1200):
+        for _ in range(5000):
             if true():
                 await self.settle()
                 return
@@ -70,7 +70,7 @@ class Driver:
         await self.until(lambda: self.app.talk is not None and self.app.keeper.state == "ready")
         await self.until(lambda: not self.app.talk.busy and not self.app.talk.queue)
         await self.app.workers.wait_for_complete(
-            [w for w in self.app.workers if w.group in ("draft", "offer", "send")]
+            [w for w in self.app.workers if w.group in ("chat", "draft", "offer", "send")]
         )
         await self.settle()
 
@@ -116,5 +116,5 @@ async def chat(
 
 
 def play(test: Callable[[], Awaitable[None]]) -> None:
-    """Run a coroutine function, at most 20 s."""
-    asyncio.run(asyncio.wait_for(test(), 20))
+    """Run a coroutine function, at most 60 s."""
+    asyncio.run(asyncio.wait_for(test(), 60))

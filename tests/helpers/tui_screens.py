@@ -167,7 +167,7 @@ def on_stage(
     return asyncio.run(play())
 
 
-async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(pilot: Pilot[Any], true: Callable[[], bool], seconds: float = 30.0) -> None:
     """Wait for ``true``; fails the test when it does not come."""
     end = time.monotonic() + seconds
     while not true():

@@ -12,10 +12,10 @@ from textual.screen import ModalScreen
 
 from edgerun.errors import DownloadError
 from edgerun.tui.actions import Handlers
-from edgerun.tui.actions.texts import code_blocks
 from edgerun.tui.commands import COMMANDS, find, nearest, parse
 from edgerun.tui.keys import sections
 from edgerun.tui.partner import Choice
+from edgerun.tui.store import StoreError
 
 CODE = "Here:\n```py\nx = 1\n```\nand\n~~~\n``` not an end\ny\n~~~\n"
 
@@ -69,14 +69,6 @@ def test_the_nearest_command() -> None:
     assert nearest("quti") == "quit"
     assert nearest("xyzzy") is None
     assert find("") is None
-
-
-def test_code_blocks() -> None:
-    assert code_blocks(CODE) == ["x = 1", "``` not an end\ny"]
-    assert code_blocks("none") == []
-    assert code_blocks("````\n```\n````\n") == ["```"]
-    assert code_blocks("1. a\n   ```\n   x\n     y\n   ```\n") == ["x\n  y"]
-    assert code_blocks("```py\nunfinished") == ["unfinished"]
 
 
 async def modal(d: Driver) -> ModalScreen[object]:
@@ -145,10 +137,55 @@ def test_chats(tmp_path: Path) -> None:
             await modal(d)
             assert "My apples" in panel(d)
             assert "second question" not in panel(d)
+            await d.press("ctrl+z")  # what /delete took comes back, too
+            await d.until(lambda: "second question" in panel(d))
             await d.press("escape")
             await d.say("/rename")
             await modal(d)
             await d.press("escape")
+
+    play(go)
+
+
+def test_the_open_chat_is_deleted_in_the_list(tmp_path: Path) -> None:
+    """What is said after that is no part of it, or it would go with it."""
+
+    async def go() -> None:
+        async with chat("one", path=tmp_path / "c.db") as d:
+            await d.idle()
+            await d.say("first question")
+            await d.press("ctrl+r")
+            await modal(d)
+            await d.until(lambda: "first question" in panel(d))
+            await d.press("ctrl+d")
+            await d.until(lambda: d.path == [])
+            await d.press("escape")
+            await d.say("second question")
+        async with chat(path=tmp_path / "c.db", resume="") as d:
+            await d.idle()
+            assert d.said == [("user", "second question"), ("assistant", "one")]
+            await d.press("ctrl+r")
+            await modal(d)
+            await d.until(lambda: "second question" in panel(d))
+            assert "first" not in panel(d)
+
+    play(go)
+
+
+def test_a_chat_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+    async def go() -> None:
+        async with chat(path=tmp_path / "c.db") as d:
+            await d.idle()
+            await d.say("first question")
+            await d.press("ctrl+n")
+
+            def broken(session: str) -> None:
+                raise StoreError("the database of chats does not answer")
+
+            d.app.store.open = broken
+            await d.say("/sessions first")
+            assert d.notice == "the database of chats does not answer"
+            assert d.path == []
 
     play(go)
 
@@ -159,8 +196,8 @@ def test_export(tmp_path: Path) -> None:
             await d.idle()
             await d.say("Is it: a/b?")
             await d.say("/export")
-            assert d.notice == f"written to {tmp_path}/Is-it-a-b.md"
-            assert "**yes**" in (tmp_path / "Is-it-a-b.md").read_text()
+            assert d.notice == f"written to {tmp_path}/is-it-a-b.md"
+            assert "**yes**" in (tmp_path / "is-it-a-b.md").read_text()
             await d.say("/export out.json")
             told = json.loads((tmp_path / "out.json").read_text())
             assert [m["text"] for m in told["messages"]] == ["Is it: a/b?", "**yes**"]

@@ -103,7 +103,7 @@ def test_a_system_prompt_is_written_changed_renamed_deleted_and_undeleted() -> N
 
     async def script(app: Stage, pilot: Pilot[Any]) -> None:
         assert "this chat's own" in shown(app)
-        await pilot.press("down", "ctrl+e")  # keeps this chat's own under a name
+        await pilot.press("ctrl+e")  # keeps this chat's own under a name
         await pilot.press("ctrl+s")
         await until(pilot, lambda: "it needs a name" in shown(app))
         await typed(app, pilot, "reviewer")

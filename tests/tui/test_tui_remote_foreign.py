@@ -595,7 +595,7 @@ def test_leaving_an_answer_closes_the_connection() -> None:
         await chunks.aclose()
         while not server.left:
             await asyncio.sleep(0.01)
-        assert time.perf_counter() - began < 1
+        assert time.perf_counter() - began < 5
 
     serve(events(delta(content="a"), "hold"))(work)
 
@@ -608,7 +608,7 @@ def test_closing_ends_what_runs(reply: Reply) -> None:
         await asyncio.sleep(0.1)
         began = time.perf_counter()
         await partner.close()
-        assert time.perf_counter() - began < 2
+        assert time.perf_counter() - began < 5
         await asyncio.wait({running}, timeout=1)
         if running.done():
             assert isinstance(running.exception(), ClosedError)

@@ -326,6 +326,10 @@ def test_keys() -> None:
         actions = ["edit", "retry", "previous", "next", "continue"]
         assert [x for x in app.seen if x[0] == "a"] == [("a", x) for x in actions]
         assert ("code block", "there is no code block 7") in app.seen
+        await pilot.press("ctrl+u", "ctrl+u")
+        assert view.scroll_offset.y == 0
+        await pilot.press("ctrl+d")
+        assert view.scroll_offset.y == view.size.height // 2
         await pilot.press("down", "down", "down", "down")
         assert view.cursor == "b"
         await pilot.press("y")

@@ -12,6 +12,7 @@ from edgerun.tui.actions.model import EFFORTS, ModelActions
 from edgerun.tui.actions.program import ProgramActions
 from edgerun.tui.actions.texts import TextActions
 from edgerun.tui.commands import Parsed
+from edgerun.tui.transcript.view import Action
 
 __all__ = ["Handlers"]
 
@@ -66,10 +67,9 @@ class Handlers(AnswerActions, ChatActions, ModelActions, TextActions, ProgramAct
         except EdgerunError as e:
             self.tell(printable(e, 400), bad=True)
 
-    def pick(self, message_id: str, action: str) -> None:
+    def pick(self, message_id: str, action: Action) -> None:
         """A key was pressed on a message."""
-        message = self.chat.messages.get(message_id)
-        if message is None:
+        if message_id not in self.chat.messages:
             return
         if action == "edit":
             self.app.edit(message_id)
@@ -79,7 +79,3 @@ class Handlers(AnswerActions, ChatActions, ModelActions, TextActions, ProgramAct
             self.talk.resume(message_id)
         elif action in ("previous", "next"):
             self.talk.switch(message_id, -1 if action == "previous" else 1)
-        elif action == "copy":
-            self.app.copy(message.text, "the message")
-        elif action == "copy_code":
-            self._copy_code([message])

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Coroutine
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from edgerun.errors import printable
+from edgerun.errors import EdgerunError, printable
 from edgerun.tui.actions.base import Base, filtered
 from edgerun.tui.conversation import Conversation
 from edgerun.tui.text import one_line
+
+if TYPE_CHECKING:
+    from edgerun.tui.app import ChatApp
 
 __all__ = ["ChatActions"]
 
 
 class ChatActions(Base):
     """Commands of the group "Chats"."""
+
+    def __init__(self, app: ChatApp) -> None:
+        super().__init__(app)
+        self._deleted: list[tuple[str, str]] = []  # chats, by id and title, that can come back
 
     def open_chat(self, conversation: Conversation) -> None:
         """Show another chat; what is typed in this one is kept there."""
@@ -31,28 +42,36 @@ class ChatActions(Base):
 
         self.talk.when_stopped(go)
 
-    def open_session(self, session: str, message_id: str | None = None) -> None:
+    def _read(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what looks into the store: its disk may be slow, the screen is not."""
+        self.app.run_worker(work, group="chat", exclusive=True)
+
+    async def _open_session(self, session: str, message_id: str | None = None) -> None:
         try:
-            conversation = self.store.open(session)
-        except KeyError:
-            self.tell("this chat is gone", bad=True)
+            conversation = await asyncio.to_thread(self.store.open, session)
+        except (KeyError, EdgerunError) as e:
+            gone = isinstance(e, KeyError)
+            self.tell("this chat is gone" if gone else printable(e, 400), bad=True)
             return
         if message_id in conversation.messages:
             conversation.show(str(message_id))
         self.open_chat(conversation)
+
+    async def _open_found(self, words: str) -> None:
+        found = await asyncio.to_thread(self.store.find, words)
+        if found is None:
+            self.tell(f"no chat has {printable(words, 40)!r}", bad=True)
+        else:
+            await self._open_session(found)
 
     def do_new(self, rest: str) -> None:
         self.open_chat(self.app.opening.new_chat())
 
     def do_sessions(self, rest: str) -> None:
         if rest:
-            found = self.store.find(rest)
-            if found is None:
-                self.tell(f"no chat has {printable(rest, 40)!r}", bad=True)
-            else:
-                self.open_session(found)
-            return
-        self._sessions("")
+            self._read(self._open_found(rest))
+        else:
+            self._sessions("")
 
     def do_search(self, rest: str) -> None:
         self._sessions(rest)
@@ -65,24 +84,29 @@ class ChatActions(Base):
                 return
             if opened.session == self.chat.id and opened.message_id is None:
                 return
-            self.open_session(opened.session, opened.message_id)
+            self._read(self._open_session(opened.session, opened.message_id))
 
         def changed(session: str) -> None:
-            if session == self.chat.id:
-                self._renamed_outside()
+            if session != self.chat.id:
+                return
+            if any(session == gone for gone, _ in self._deleted):
+                self.do_new("")  # what was said from now on would go with it
+            else:
+                self._read(self._reread_title())
 
-        screen = SessionScreen(self.store, self.chat.id, changed=changed, folder=self.app.folder)
+        screen = SessionScreen(
+            self.store, self.chat.id, changed=changed, folder=self.app.folder,
+            deleted=self._deleted,
+        )  # fmt: skip
         self.app.push_screen(screen, chosen)
         filtered(self.app, screen, words)
 
-    def _renamed_outside(self) -> None:
-        """The list has renamed or deleted the chat that is open."""
-        try:
-            stored = self.store.open(self.chat.id)
-        except KeyError:
-            self.do_new("")
-        else:
-            self.chat.title, self.chat.named = stored.title, stored.named
+    async def _reread_title(self) -> None:
+        """The list has renamed the chat that is open."""
+        chat = self.chat
+        with contextlib.suppress(KeyError, EdgerunError):
+            stored = await asyncio.to_thread(self.store.open, chat.id)
+            chat.title, chat.named = stored.title, stored.named
 
     def do_rename(self, rest: str) -> None:
         if rest:
@@ -104,15 +128,15 @@ class ChatActions(Base):
         if not self.chat.messages:
             self.tell("there is nothing to delete")
             return
-        gone = self.chat.id
-        self.store.delete(gone)
+        self.store.delete(self.chat.id)
+        self._deleted.append((self.chat.id, self.chat.title))
         self.do_new("")
         self.tell("the chat is deleted; ctrl+z in ctrl+r's list brings it back until you leave")
 
     def do_export(self, rest: str) -> None:
-        from edgerun.tui.export import to_json, to_markdown
+        from edgerun.tui.export import file_name, to_json, to_markdown
 
-        name = rest or _file_name(self.chat.title)
+        name = rest or file_name(self.chat.title)
         if not Path(name).suffix:
             name += ".md"
         path = self.app.folder / Path(name).expanduser()
@@ -126,8 +150,3 @@ class ChatActions(Base):
             self.tell(f"cannot write {printable(name)}: {e.strerror}", bad=True)
         else:
             self.tell(f"written to {one_line(str(path))}")
-
-
-def _file_name(title: str) -> str:
-    kept = "".join(c if c.isalnum() or c in " -_" else " " for c in title)
-    return ("-".join(kept.split())[:60] or "chat") + ".md"

@@ -60,7 +60,8 @@ class ModelActions(Base):
         if pull.state == "done":
             self.tell(f"{one_line(pull.name)} is here: /model {one_line(pull.target)} uses it")
         elif pull.state == "failed":
-            self.tell(f"{one_line(pull.name)}: {pull.error}", bad=True)
+            named = "" if pull.name in pull.error else f"{one_line(pull.name)}: "
+            self.tell(named + pull.error, bad=True)
         self.app.stage.show_state()
 
     async def close(self) -> None:
@@ -131,8 +132,9 @@ class ModelActions(Base):
         path = self.chat.path()
         self.computed = self.talk.keeper.partner.live().computed
         last = path[-1] if path else None
-        if last is not None and last.role == "assistant" and last.usage is not None:
-            self.used, self.estimate = last.usage.total_tokens or None, False
+        usage = last.usage if last is not None and last.role == "assistant" else None
+        if usage is not None and usage.prompt_tokens:  # a server may not have come to say it
+            self.used, self.estimate = usage.total_tokens, False
             return
         self.used, self.estimate = None, True
         self._counting += 1

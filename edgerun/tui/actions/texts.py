@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from edgerun.errors import printable
@@ -9,21 +10,23 @@ from edgerun.tui.actions.base import Base
 from edgerun.tui.composer import files
 from edgerun.tui.conversation import Message
 
-__all__ = ["TextActions", "code_blocks"]
+__all__ = ["TextActions"]
 
 
 class TextActions(Base):
     """Commands of the group "Texts"."""
 
     def do_attach(self, rest: str) -> None:
+        self.app.run_worker(self._attach(rest.strip('"')), group="send")
+
+    async def _attach(self, path: str) -> None:
         base = self.app.folder
-        path = rest.strip('"')
-        found = files.expand(path, base)
-        refused = [f for p in found[:1] if (f := files.read(p, base)).refusal]
-        if not found:
+        found = await asyncio.to_thread(files.expand, path, base)
+        first = await asyncio.to_thread(files.read, found[0], base) if found else None
+        if first is None:
             self.tell(f"there is no file {printable(path, 120)}", bad=True)
-        elif refused:
-            self.tell(f"{printable(path, 120)}: {refused[0].refusal}", bad=True)
+        elif first.refusal:
+            self.tell(f"{printable(path, 120)}: {first.refusal}", bad=True)
         else:
             composer = self.app.chat.composer
             space = "" if not composer.draft or composer.draft[-1].isspace() else " "
@@ -44,9 +47,9 @@ class TextActions(Base):
         else:
             self.tell("there is no answer to copy")
 
-    def _copy_code(self, messages: Sequence[Message]) -> None:
-        for m in reversed(messages):
-            blocks = code_blocks(m.text)
+    def _copy_code(self, answers: Sequence[Message]) -> None:
+        for m in reversed(answers):
+            blocks = self.app.chat.transcript.codes(m.id)
             if blocks:
                 self.app.copy(blocks[-1], "the code")
                 return
@@ -62,23 +65,3 @@ class TextActions(Base):
         elif text is not None:
             composer.write(text)
         composer.area.focus()
-
-
-def code_blocks(text: str) -> list[str]:
-    """The contents of the fenced blocks of a Markdown text, a last open one among them."""
-    blocks: list[str] = []
-    fence, lines, indent = "", [], 0  # type: tuple[str, list[str], int]
-    for line in text.splitlines():
-        bare = line.lstrip(" ")
-        if fence:
-            if bare.startswith(fence) and not bare.strip(fence[0] + " "):
-                blocks.append("\n".join(lines))
-                fence = ""
-            else:
-                lines.append(line[min(indent, len(line) - len(bare)) :])
-        elif bare.startswith(("```", "~~~")):
-            fence = bare[: len(bare) - len(bare.lstrip(bare[0]))]
-            lines, indent = [], len(line) - len(bare)
-    if fence:
-        blocks.append("\n".join(lines))
-    return blocks

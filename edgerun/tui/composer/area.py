@@ -21,6 +21,9 @@ from edgerun.tui.text import clean, graphemes
 
 __all__ = ["Area"]
 
+#: Without a width: joiners and direction marks, which no ``str.isprintable`` lets through.
+_JOINERS = ("\u200c", "\u200d", "\u200e", "\u200f", "\u061c")
+
 
 class Area(TextArea):
     """Enter sends, Shift+Enter begins a line; long pastes fold; up and down reach the history;
@@ -113,6 +116,11 @@ class Area(TextArea):
             event.prevent_default()
         elif event.is_printable:
             self.asked.leave()  # and the base inserts it
+        elif _joins(event.character):
+            event.stop()
+            event.prevent_default()
+            self.asked.leave()
+            self.insert_text(event.character or "")
         else:
             event.prevent_default()
             for binding in self._bindings.key_to_bindings.get(event.key, ()):
@@ -222,6 +230,12 @@ class Area(TextArea):
 
     def render_line(self, y: int) -> Strip:
         return joined(super().render_line(y))
+
+
+def _joins(character: str | None) -> bool:
+    """Whether a key is a joiner or a direction mark: nothing by itself, but part of emoji, and of
+    Persian and other scripts, so that keyboards have it."""
+    return character is not None and character in _JOINERS
 
 
 def joined(strip: Strip) -> Strip:

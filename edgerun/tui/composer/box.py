@@ -92,6 +92,7 @@ class Composer(Vertical):
         self._files: tuple[Chip, ...] = ()
         self._counted: dict[tuple[str, int, int], int | None] = {}
         self._closed_at: str | None = None  # the text at which Esc closed the popup
+        self._offered: Wanted | None = None  # what the popup's rows are for
         self._quiet: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -147,8 +148,8 @@ class Composer(Vertical):
         if want is None:
             self.popup.hide()
         elif want.kind == "command":
-            items = commands_for(want.text)
-            self.popup.show(items, first=bool(want.text))
+            self._offered = want
+            self.popup.show(commands_for(want.text), first=bool(want.text))
         elif want.kind == "file" or (want.command and want.command.values == "file"):
             self.run_worker(self._offer_files(want), group="offer", exclusive=True)
         else:
@@ -156,6 +157,7 @@ class Composer(Vertical):
             source = self.sources.get(want.command.values)
             items = values_for(want.text, source() if source else (), files.score_of)
             hint = f"{want.command.usage}  {want.command.help}"
+            self._offered = want
             self.popup.show(items, first=bool(want.text), hint=hint)
 
     async def _offer_files(self, want: Wanted) -> None:
@@ -174,6 +176,7 @@ class Composer(Vertical):
             folder = name.endswith("/")
             insert = (f"@{name}" if folder else files.quoted(name) + " ") if mention else name
             items.append(Item(insert, name, "", open=folder))
+        self._offered = want
         self.popup.show(items, first=bool(text))
 
     def _here(self) -> Wanted | None:
@@ -184,6 +187,9 @@ class Composer(Vertical):
         """Keys that belong to the popup while it is open."""
         popup = self.popup
         if not popup.display:
+            return False
+        if key in ("tab", "enter") and self._here() != self._offered:
+            popup.hide()  # keys were faster than the files: its rows are for what stood there
             return False
         if key == "escape":
             self._closed_at = self.area.text

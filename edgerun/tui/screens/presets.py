@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Protocol
 
 from textual import on
@@ -64,6 +64,10 @@ class PresetScreen(ListPanel[Preset]):
         self._presets, self._current = presets, current
         self._known: dict[str, str] = dict(presets.presets())
         self._deleted: list[Preset] = []
+
+    def on_mount(self) -> None:
+        same = (name for name, text in self._known.items() if text == self._current)
+        self.reload(next(same, _CURRENT) if self._current else _NONE)
 
     # -- the list
 
@@ -192,15 +196,9 @@ class PresetEditor(Panel[Preset]):
         Binding("escape", "close", show=False, priority=True),
     ]
 
-    def __init__(
-        self,
-        preset: Preset,
-        taken: Sequence[str] = (),
-        *,
-        check: Callable[[str], str | None] = lambda text: None,
-    ) -> None:
+    def __init__(self, preset: Preset, taken: Sequence[str] = ()) -> None:
         super().__init__()
-        self._preset, self._taken, self._check = preset, taken, check
+        self._preset, self._taken = preset, taken
         self._asked = False
 
     def compose(self) -> ComposeResult:
@@ -231,8 +229,6 @@ class PresetEditor(Panel[Preset]):
             wrong = "another one has that name"
         elif not text:
             wrong = "the text is empty"
-        else:
-            wrong = self._check(text)
         if wrong:
             self.note.update(wrong)
         else:

@@ -94,11 +94,10 @@ class SamplingScreen(Panel[Settings]):
         self,
         settings: Settings,
         change: Callable[[Settings], None] = lambda settings: None,
-        source: str = "",
     ) -> None:
         super().__init__()
         self.settings = settings
-        self._change, self._source = change, source
+        self._change = change
         self._wrong: dict[str, str] = {}
 
     def compose(self) -> ComposeResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import ClassVar, NamedTuple, Protocol
 
 from textual.binding import Binding, BindingType
 
+from edgerun.tui.export import file_name
 from edgerun.tui.screens.dialogs import Confirm, Prompt
 from edgerun.tui.screens.lines import Span, ago, clean, mark
 from edgerun.tui.screens.panel import Hint, ListPanel
@@ -50,6 +50,7 @@ class SessionScreen(ListPanel[Opened]):
         current: the one that is open.
         changed: told a chat's id after it was renamed, deleted, or restored.
         folder: where exports go unless another path is typed.
+        deleted: chats, by id and title, that were deleted before and can come back.
         clock: the time now, in unix seconds.
     """
 
@@ -78,6 +79,7 @@ class SessionScreen(ListPanel[Opened]):
         *,
         changed: Callable[[str], None] = lambda session: None,
         folder: Path | None = None,
+        deleted: list[tuple[str, str]] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
@@ -86,7 +88,7 @@ class SessionScreen(ListPanel[Opened]):
         self._sessions: list[SessionInfo] = []
         self._hits: dict[str, list[Hit]] = {}
         self._more, self._ready = True, False
-        self._deleted: list[tuple[str, str]] = []
+        self._deleted = [] if deleted is None else deleted  # it grows here, too
 
     def on_mount(self) -> None:
         self._refresh(self._current)
@@ -218,7 +220,7 @@ class SessionScreen(ListPanel[Opened]):
         key = self.key
         if key is None:
             return
-        title = clean(self._title(key), 40) or "(empty)"
+        title = self._title(key)
         self._store.delete(key)
         self._deleted.append((key, title))
         self._sessions = [s for s in self._sessions if s.id != key]
@@ -226,14 +228,14 @@ class SessionScreen(ListPanel[Opened]):
         i = self.list.cursor
         keys = [r.key for r in self.list.rows]
         self.reload(keys[i + 1] if i + 1 < len(keys) else keys[i - 1] if i else None)
-        self.say(f"deleted: {title} · ctrl+z brings it back")
+        self.say(f"deleted: {clean(title, 40) or '(empty)'} · ctrl+z brings it back")
         self._changed(key)
 
     def action_restore(self) -> None:
         if self._deleted:
             key, title = self._deleted.pop()
             self._store.restore(key)
-            self.say(f"restored: {title}")
+            self.say(f"restored: {clean(title, 40) or '(empty)'}")
             self._changed(key)
             self._refresh(key)
 
@@ -243,7 +245,7 @@ class SessionScreen(ListPanel[Opened]):
             return
         prompt = Prompt(
             "Export",
-            str(self._folder / f"{_file_name(self._title(key))}.md"),
+            str(self._folder / file_name(self._title(key))),
             note=".md writes Markdown, .json everything: branches, models, times",
             check=_wrong_path,
         )
@@ -285,11 +287,6 @@ def _snippet(hit: Hit) -> list[Span]:
         at = end
     out.append((clean(hit.snippet[at:]), "muted"))
     return [s for s in out if s[0]]
-
-
-def _file_name(title: str) -> str:
-    """A file's name of a title: letters and digits of any script, the rest dashes."""
-    return re.sub(r"[^\w]+", "-", title.lower()).strip("-_")[:48].rstrip("-_") or "chat"
 
 
 def _wrong_path(text: str) -> str | None:

@@ -30,7 +30,7 @@ class Transcript(Canvas, can_focus=True):
     """The messages of a conversation, the last of which may be streaming.
 
     Only visible rows are drawn; rows are made when text comes or the width changes. ``feed`` marks
-    what has changed, and at most 30 times a second it is shown.
+    what has changed, and at most 16 times a second it is shown.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -40,6 +40,8 @@ class Transcript(Canvas, can_focus=True):
         Binding("j", "scroll_down", "Scroll down", show=False),
         Binding("pageup,ctrl+b", "page_up", "Page up", show=False),
         Binding("pagedown,ctrl+f", "page_down", "Page down", show=False),
+        Binding("ctrl+u", "half(-1)", "Half a page up", show=False),
+        Binding("ctrl+d", "half(1)", "Half a page down", show=False),
         Binding("home,g", "scroll_home", "First message", show=False),
         Binding("end,G", "follow", "Follow the end", show=False),
         Binding("enter,space,o", "fold", "Fold"),
@@ -182,6 +184,10 @@ class Transcript(Canvas, can_focus=True):
             self.scroll_to(y=start, animate=False)
         elif end > self.scroll_offset.y + view:
             self.scroll_to(y=end - view, animate=False)
+
+    def action_half(self, step: int) -> None:
+        """Scroll by half of what is in view."""
+        self.scroll_relative(y=step * max(self.size.height // 2, 1), animate=False)
 
     def action_follow(self) -> None:
         """Go to the end and stay there."""
