@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol, TypeAlias, cast, overload
 import numpy as np
 import numpy.typing as npt
 
+from edgerun.backends.swap import SwapSpace
 from edgerun.errors import BackendError
 
 __all__ = [
@@ -287,6 +288,10 @@ class KVPool(abc.ABC):
     @abc.abstractmethod
     def import_page(self, page: int, data: bytes) -> None:
         """Restore what :meth:`export_page` gave."""
+
+    def swap_space(self) -> SwapSpace | None:
+        """Host memory for pages, to be asked for once; None where they lie in it already."""
+        return None
 
 
 class Rows(Protocol):

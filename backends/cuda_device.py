@@ -48,8 +48,8 @@ class Graph(abc.ABC):
 class Device(abc.ABC):
     """A place with memory of its own that runs kernels, one after another, in the order launched.
 
-    Copies keep to that order, too. Launches and uploads may return before they are done;
-    :meth:`download` and :meth:`sync` wait. Addresses are plain ints.
+    Copies keep to that order, too. Launches, uploads and fetches may return before they are
+    done; :meth:`download` and :meth:`sync` wait. Addresses are plain ints.
     """
 
     name: str
@@ -83,6 +83,11 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def download(self, data: npt.NDArray[Any], address: int) -> None:
         """Fill a C-contiguous array from there, and wait until it is done."""
+
+    @abc.abstractmethod
+    def fetch(self, data: npt.NDArray[Any], address: int) -> None:
+        """:meth:`download` to pinned memory that may return before it is done: only later copies,
+        or who waits, find it there."""
 
     @abc.abstractmethod
     def copy(self, dst: int, src: int, nbytes: int) -> None: ...

@@ -174,12 +174,15 @@ class CudaDevice(Device):
             )
 
     def download(self, data: npt.NDArray[Any], address: int) -> None:
+        self.fetch(data, address)
+        self.sync()
+
+    def fetch(self, data: npt.NDArray[Any], address: int) -> None:
         self._enter()
         if data.nbytes:
             self._check(
                 self._driver.cuMemcpyDtoHAsync(data.ctypes.data, address, data.nbytes, self._handle)
             )
-        self.sync()
 
     def copy(self, dst: int, src: int, nbytes: int) -> None:
         self._enter()

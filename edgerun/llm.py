@@ -30,6 +30,7 @@ from edgerun.engine.sampling.constraint import TokenConstraint
 from edgerun.engine.sampling.gate import Gate, ReasoningGate
 from edgerun.errors import RequestError
 from edgerun.kv_disk import open_disk, parse_limit
+from edgerun.kv_swap import open_swap
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
@@ -146,6 +147,7 @@ class LLM(Coroutines):
             copy_page=kv.copy_page,
             widths=widths,
             disk=disk,
+            swap=open_swap(self._model),
         )
         # The worker's thread frees the backend, after its last step: nothing else may.
         at_end = used.close if ours else partial(_keep, used)

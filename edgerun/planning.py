@@ -8,7 +8,7 @@ from typing import Any
 
 from edgerun.errors import OutOfMemoryError, RequestError
 
-__all__ = ["Fit", "Plan", "Room", "choose_kv_type", "fits", "plan", "suits"]
+__all__ = ["Fit", "Plan", "Room", "choose_kv_type", "fits", "plan", "suits", "swap_pages"]
 
 MIB = 1 << 20
 #: Tokens without which a model is of no use.
@@ -126,6 +126,17 @@ def plan(room: Room, token_bytes: int, n_ctx_train: int, n_ctx: int | None, page
     one = -(-n_ctx // page_size)
     n_pages = max(one, min(_SEQUENCES * one, half_pages))
     return Plan(n_ctx, n_pages, n_pages * page_size * token_bytes)
+
+
+def swap_pages(room: Room, page_bytes: int, n_pages: int, n_slots: int) -> int:
+    """Pages that host memory takes from a device's pool of ``n_pages``: as many, so that all of it
+    may change hands, and no more than half of what is free beside a margin.
+
+    Args:
+        room: the host's memory; those ``n_slots`` pages that there are already are not free in it.
+    """
+    free = room.for_kv + n_slots * page_bytes
+    return min(n_pages, free // 2 // page_bytes)
 
 
 @dataclass(frozen=True)

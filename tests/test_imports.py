@@ -33,8 +33,8 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 PART_OF_LLM = {
-    "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "loading",
-    "perplexity", "planning", "requests", "speculating", "structured",
+    "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "kv_swap",
+    "loading", "perplexity", "planning", "requests", "speculating", "structured",
 }  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 450, 80

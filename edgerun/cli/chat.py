@@ -14,6 +14,7 @@ from edgerun.cli.options import (
     add_model_options,
     add_sampling_options,
     add_speculation_options,
+    given_params,
     sampling_params,
 )
 from edgerun.errors import RequestError, printable
@@ -102,6 +103,7 @@ def run(args: argparse.Namespace) -> int:
         system=args.system,
         theme=args.theme,
         params=params,
+        given=frozenset(given_params(args)),
         where=args.url or "",
     )
     app = ChatApp(options, lambda: partner(args), _title())

@@ -13,7 +13,7 @@ import sys
 import threading
 import unicodedata
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from edgerun.errors import RequestError, printable
 
@@ -28,6 +28,7 @@ __all__ = [
     "add_sampling_options",
     "add_speculation_options",
     "forgive_stdin",
+    "given_params",
     "open_llm",
     "read_prompt",
     "reasoning_writer",
@@ -164,6 +165,11 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """
     from edgerun.core import SamplingParams
 
+    return SamplingParams(**given_params(args))
+
+
+def given_params(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of SamplingParams that the command line names."""
     fields = {
         "max_tokens": args.max_tokens,
         "temperature": args.temp,
@@ -178,7 +184,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         "n_keep": args.keep,
         "constraint": _constraint(args),
     }
-    return SamplingParams(**{k: v for k, v in fields.items() if v is not None})
+    return {k: v for k, v in fields.items() if v is not None}
 
 
 def open_llm(args: argparse.Namespace, *, chat: bool = False) -> LLM:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.scheduler import Demand
 from edgerun.engine.sequence import Sequence
+from edgerun.engine.swap import SwapTier
 
 __all__ = ["Pager"]
 
@@ -17,18 +19,33 @@ class Pager:
     Args:
         pool: the pages.
         copy_page: copies a page's content, ``(source, destination)``.
+        swap: keeps in host memory what the pool gives up.
     """
 
-    def __init__(self, pool: PagePool, copy_page: Callable[[int, int], None]) -> None:
+    def __init__(
+        self,
+        pool: PagePool,
+        copy_page: Callable[[int, int], None],
+        swap: SwapTier | None = None,
+    ) -> None:
         self.pool = pool
         self._copy_page = copy_page
+        self._swap = swap
 
     # -- asking -------------------------------------------------------------------------------
 
     def match(self, s: Sequence) -> Match:
         """What of a sequence without pages is cached."""
         self.pool.index.extend(s.digests, s.ids)
-        return self.pool.match(s.ids, s.digests)
+        match = self.pool.match(s.ids, s.digests)
+        if self._swap is None:
+            return match
+        at = len(match.nodes)
+        kept = self._swap.match(s.ids, s.digests, at)
+        if not kept:
+            return match
+        n_tokens = (at + len(kept)) * self.pool.page_size
+        return replace(match, n_tokens=n_tokens, source=None, kept=kept)
 
     def demand(self, s: Sequence, match: Match | None, patient: bool, scarce: bool) -> Demand:
         """What ``s`` asks of the next step.
@@ -56,8 +73,11 @@ class Pager:
 
     # -- doing --------------------------------------------------------------------------------
 
-    def enter(self, entering: Iterable[tuple[Sequence, Match]]) -> None:
-        """Give sequences their cached starts. All at once: none may lose its own to another."""
+    def enter(self, entering: Iterable[tuple[Sequence, Match]]) -> int:
+        """Give sequences their cached starts. All at once: none may lose its own to another.
+
+        Returns how many pages came back from host memory.
+        """
         found = [(s, m) for s, m in entering]
         for s, m in found:
             s.pages = [n.page for n in m.nodes]
@@ -67,9 +87,32 @@ class Pager:
         for s, m in found:
             if m.source is not None:
                 self._copy_start(s, m.source.page)
-            s.n_past = m.n_tokens
+            s.n_past = m.n_tokens - len(m.kept) * self.pool.page_size
             s.n_known = len(m.nodes)
             s.node = m.nodes[-1] if m.nodes else self.pool.index.root
+        back = 0
+        if self._swap is not None:
+            for s, m in found:
+                back += self._restore(s, m.kept, self._swap)
+        return back
+
+    def _restore(self, s: Sequence, kept: tuple[bytes, ...], swap: SwapTier) -> int:
+        """Pages from host memory, as far as they are there and there is room for them."""
+        pool, size = self.pool, self.pool.page_size
+        swap.touch(kept)
+        for i, key in enumerate(kept):
+            if not pool.n_free:
+                return i
+            page = pool.allocate(1)[0]  # what that evicts may take the place of a kept one
+            if not swap.restore(key, page):
+                pool.release([page])
+                return i
+            tokens = tuple(s.ids[s.n_past : s.n_past + size])
+            s.node, page = pool.commit(s.node, key, tokens, page)
+            s.pages.append(page)
+            s.n_past += size
+            s.n_known += 1
+        return len(kept)
 
     def _copy_start(self, s: Sequence, source: int) -> None:
         """A page of ``s``'s own that begins as ``source``, which is then given up."""
@@ -134,10 +177,16 @@ class Pager:
         size = self.pool.page_size
         at, rest = divmod(s.n_past, size)
         if not keep:
-            self.pool.forget(s.pages)
+            self._forget(s)
         elif rest and s.n_known == at and at < len(s.pages):
             self.pool.keep_rest(s.node, tuple(s.ids[at * size : s.n_past]), s.pages[at])
         self.pool.release(s.pages)
         s.pages = []
         s.n_past = s.n_known = 0
         s.node = None
+
+    def _forget(self, s: Sequence) -> None:
+        """What ``s`` stood on is in doubt, here and in host memory, and all behind it."""
+        gone = self.pool.forget(s.pages)
+        if self._swap is not None:
+            self._swap.forget([*gone, *s.digests[: len(s.pages)]])

@@ -117,7 +117,8 @@ class DiskTier:
         if s in self._restores:
             return True
         at, end = len(match.nodes), (len(s.ids) - 1) // pool.page_size
-        if self._off or end < self._min_pages or at >= end or s in self._asked:
+        more = at + len(match.kept)  # what lies in host memory is not worth reading for itself
+        if self._off or end < self._min_pages or more >= end or s in self._asked:
             return False
         if end - at > pool.n_free:
             return False
@@ -126,7 +127,7 @@ class DiskTier:
             self._patience = 0.0  # one was kept waiting: enough
         if self._folder is None or self._off:
             return False
-        if s.digests[at] not in self._folder:
+        if s.digests[at] not in self._folder or s.digests[more] not in self._folder:
             return False
         with self._lock:
             self._restores[s] = _Restore(s, at, end, pool.page_size)

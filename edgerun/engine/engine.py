@@ -19,6 +19,7 @@ from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.rows import Row, add_drafts, feed
 from edgerun.engine.scheduler import Demand, Limits, plan
 from edgerun.engine.sequence import Scores, Sequence
+from edgerun.engine.swap import SwapTier
 from edgerun.errors import ContextLengthError, GenerationError
 
 __all__ = ["Engine"]
@@ -42,6 +43,7 @@ class Engine:
         copy_page: copies a page of that pool, ``(source, destination)``.
         widths: how many draft tokens each row verifies, for sequences that have a drafter.
         disk: where pages of ended sequences go, and come back from.
+        swap: keeps in host memory what the pool gives up.
     """
 
     def __init__(
@@ -54,17 +56,22 @@ class Engine:
         copy_page: Callable[[int, int], None],
         widths: Widths = whole_drafts,
         disk: DiskTier | None = None,
+        swap: SwapTier | None = None,
     ) -> None:
         self.program = program
-        self.pager = Pager(PagePool(n_pages, page_size), copy_page)
+        self.pager = Pager(PagePool(n_pages, page_size), copy_page, swap)
         self.limits = limits or Limits()
         self.widths = widths
         self.disk = disk
+        self.swap = swap
+        self._swapped = False  # pages came back before this step
         self.sequences: list[Sequence] = []  # the foremost first
         self.embeddings: list[Embedding] = []
         self.cost = StepCost()
         self.pace = Pace()
         self.counters = Counters()
+        if swap is not None:
+            swap.serve(self.pool)
 
     def add(self, sequence: Sequence) -> None:
         """Take a sequence in, or tell its sink at once that it can never fit."""
@@ -158,6 +165,8 @@ class Engine:
         self.pager.pool = PagePool(self.pool.n_pages, self.pool.page_size)
         if self.disk is not None:
             self.disk.reset()
+        if self.swap is not None:
+            self.swap.serve(self.pool)
         for s in failed:
             self._count(FinishReason.ERROR)
             self._tell(s, error)
@@ -168,6 +177,8 @@ class Engine:
     def check(self) -> None:
         """Prove the page accounting; for tests."""
         self.pool.check([s.pages for s in self.sequences] + [e.pages for e in self.embeddings])
+        if self.swap is not None:
+            self.swap.check()
         for s in self.sequences:
             if s.n_past > len(s.pages) * self.pool.page_size:
                 raise AssertionError(f"{s.n_past} tokens in {len(s.pages)} pages")
@@ -190,6 +201,7 @@ class Engine:
             pages_used=pool.n_pages - free,
             pages_cached=cached,
             disk=self.disk.count() if self.disk is not None else None,
+            swap=self.swap.count() if self.swap is not None else None,
         )
 
     # -- scheduling ---------------------------------------------------------------------------
@@ -211,10 +223,10 @@ class Engine:
             self.counters.preemptions += 1
         taken = [(s, m, n) for (s, m), n in zip(asking, p.take, strict=True) if n]
         new = [(s, m) for s, m, _ in taken if m is not None]
-        for s, m in new:
+        self._swapped = self.pager.enter(new) > 0
+        for s, _ in new:
             if s.n_cached is None:  # else it enters again
-                self._entered(s, m.n_tokens, m.n_tokens)
-        self.pager.enter(new)
+                self._entered(s, s.n_past, s.n_past)
         rows = []
         for s, _, n in taken:
             # What one gives up may be what another enters with: then the plan counted it twice.
@@ -262,12 +274,16 @@ class Engine:
 
     def _timed(self, rows: list[Row], n_tokens: int, seconds: float) -> None:
         """Learn from a step."""
+        self.counters.step(n_tokens, seconds)
+        if self._swapped:  # its time is not only that of its tokens
+            return
+        if self.swap is not None:
+            self.swap.timed(n_tokens, seconds)
         prompts = sum([r.n for r in rows if r.n > 1 or not r.wants])
         rest = self.cost.seconds(n_tokens - prompts) if 0 < prompts < n_tokens else None
         if rest is not None:
             self.pace.add(prompts, seconds - rest)
         self.cost.add(n_tokens, seconds)
-        self.counters.step(n_tokens, seconds)
 
     def _budget(self, demands: list[Demand]) -> int:
         """Tokens of the next step."""

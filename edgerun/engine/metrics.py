@@ -9,7 +9,7 @@ from typing import Any
 
 from edgerun.core import FinishReason
 
-__all__ = ["STEP_BOUNDS", "Counters", "DiskCount", "DraftCount", "Metrics"]
+__all__ = ["STEP_BOUNDS", "Counters", "DiskCount", "DraftCount", "Metrics", "SwapCount"]
 
 #: Upper bounds of the step-time histogram's classes, seconds; one more class holds the rest.
 STEP_BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -50,6 +50,24 @@ class DiskCount:
 
 
 @dataclass(frozen=True)
+class SwapCount:
+    """What went from a device's pool to host memory and came back.
+
+    Attributes:
+        pages_out, bytes_out: copied there.
+        pages_in, bytes_in: copied back.
+        pages_kept, pages_total: there now, and how many there is memory for by now.
+    """
+
+    pages_out: int = 0
+    bytes_out: int = 0
+    pages_in: int = 0
+    bytes_in: int = 0
+    pages_kept: int = 0
+    pages_total: int = 0
+
+
+@dataclass(frozen=True)
 class Metrics:
     """A snapshot. Counts run from the start of the engine; the first two are of now.
 
@@ -69,6 +87,7 @@ class Metrics:
         evictions: pages whose content was given up for something new.
         pages_total, pages_used, pages_cached: of the KV pool; the rest is empty.
         disk: pages that outlive the process; None where none are kept.
+        swap: pages in host memory; None where the pool's lie there themselves.
     """
 
     waiting: int = 0
@@ -88,6 +107,7 @@ class Metrics:
     pages_used: int = 0
     pages_cached: int = 0
     disk: DiskCount | None = None
+    swap: SwapCount | None = None
 
     @property
     def cache_hit_rate(self) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgerun.engine.prefix import Node, PrefixIndex
@@ -25,11 +25,14 @@ class Match:
         nodes: its full pages, to be shared.
         n_tokens: tokens in these pages, and in the part of ``source`` that is alike.
         source: a page to copy, None if no further page begins alike.
+        kept: digests of full pages behind ``nodes`` that lie in host memory; ``n_tokens`` counts
+            theirs, too.
     """
 
     nodes: tuple[Node, ...] = ()
     n_tokens: int = 0
     source: Node | None = None
+    kept: tuple[bytes, ...] = ()
 
 
 class PagePool:
@@ -50,6 +53,8 @@ class PagePool:
         self._refs = [0] * n_pages
         self._idle: OrderedDict[int, None] = OrderedDict()  # cached, the longest unused first
         self.n_evicted = 0
+        #: Told of a cached page before it is given away.
+        self.on_evict: Callable[[Node], None] | None = None
 
     @property
     def n_free(self) -> int:
@@ -167,16 +172,25 @@ class PagePool:
             ]
         )
 
-    def forget(self, pages: Sequence[int]) -> None:
-        """Nobody new may use these pages, nor those behind them: they may hold rubbish."""
+    def forget(self, pages: Sequence[int]) -> list[bytes]:
+        """Nobody new may use these pages, nor those behind them: they may hold rubbish.
+
+        Returns the digests of those whose content was known; partly filled ones have none.
+        """
+        digests = []
         for page in pages:
             for gone in self.index.remove(page):
-                if gone in self._idle:
-                    del self._idle[gone]
-                    self._free.append(gone)
+                if gone.digest:
+                    digests.append(gone.digest)
+                if gone.page in self._idle:
+                    del self._idle[gone.page]
+                    self._free.append(gone.page)
+        return digests
 
     def _evict(self) -> None:
         page = next(iter(self._idle))
+        if self.on_evict is not None:
+            self.on_evict(self.index.node(page))
         self.forget([page])
         self.n_evicted += 1
 

@@ -68,6 +68,10 @@ class PrefixIndex:
     def __contains__(self, page: int) -> bool:
         return page in self._by_page
 
+    def knows(self, digest: bytes) -> bool:
+        """Whether a full page has this digest."""
+        return digest in self._full
+
     def extend(self, digests: list[bytes], ids: Sequence[int]) -> None:
         """Add the digests of the full pages of ``ids`` that ``digests`` lacks."""
         size = self.page_size
@@ -116,21 +120,26 @@ class PrefixIndex:
             self._full[key] = node
         return node
 
-    def remove(self, page: int) -> list[int]:
+    def node(self, page: int) -> Node:
+        """What a known page holds."""
+        return self._by_page[page]
+
+    def remove(self, page: int) -> list[Node]:
         """Forget a page, and those behind it, which could not be found any more.
 
-        Returns the pages forgotten: ``page`` first, and nothing if it is not known.
+        Returns what is forgotten: ``page`` first, and nothing if it is not known.
         """
         node = self._by_page.get(page)
         if node is None:
             return []
         if node.parent is not None:
             node.parent.children.pop(node, None)
-        gone, stack = [], [node]
+        gone: list[Node] = []
+        stack = [node]
         while stack:
             n = stack.pop()
             n.alive = False
-            gone.append(n.page)
+            gone.append(n)
             del self._by_page[n.page]
             if self._full.get(n.digest) is n:
                 del self._full[n.digest]

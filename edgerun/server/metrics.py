@@ -120,6 +120,8 @@ _COUNTS: tuple[tuple[str, str, Callable[[Metrics], float]], ...] = (
     ("step_tokens", "computed in steps", lambda m: m.step_tokens),
     ("preemptions", "sequences that lost their pages to another", lambda m: m.preemptions),
     ("page_evictions", "pages given up for something new", lambda m: m.evictions),
+    ("pages_swapped_out", "copied to host memory", lambda m: m.swap.pages_out if m.swap else 0),
+    ("pages_swapped_in", "copied back to the device", lambda m: m.swap.pages_in if m.swap else 0),
 )
 _NOW: tuple[tuple[str, str, Callable[[Metrics], float]], ...] = (
     ("running", "sequences with a place", lambda m: m.running),

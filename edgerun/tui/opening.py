@@ -51,7 +51,7 @@ class Opening:
         conversation = await asyncio.to_thread(self._first_chat, store)
         partner = self._open_partner()
         app.keeper = ModelKeeper(partner, app.stage.model_changed)
-        params, chat = app.remembered.sampling((options.params, options.chat))
+        params, chat = app.remembered.sampling((options.params, options.chat), options.given)
         app.talk = Talk(conversation, store, app.keeper, app.stage, params, chat)
         app.chat.composer.count = partner.count
         app.handlers.connect()

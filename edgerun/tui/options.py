@@ -19,6 +19,7 @@ class Options:
         question: asked at once.
         resume: which chat to go on with: "" = the latest; None = a new one.
         save: whether anything is kept on disk.
+        given: the fields of ``params`` that it names; the others may be as they were last time.
         where: the address of the server that answers; "" = this process.
     """
 
@@ -29,5 +30,6 @@ class Options:
     system: str | None = None
     theme: str | None = None
     params: SamplingParams = field(default_factory=SamplingParams)
+    given: frozenset[str] = frozenset()
     chat: ChatOptions = field(default_factory=ChatOptions)
     where: str = ""

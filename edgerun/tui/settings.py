@@ -6,6 +6,7 @@ it should be counts as never set, one by one.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from edgerun.errors import RequestError
@@ -51,17 +52,15 @@ class Remembered:
         known = self._store.get("models")
         self._store.set("models", {**(known if isinstance(known, dict) else {}), where: name})
 
-    def sampling(self, base: Settings) -> Settings:
-        """``base`` with what was set in the sampling panel.
-
-        A knob that ``base`` has away from its default stays: it was asked for on the command line.
-        """
+    def sampling(self, base: Settings, given: Collection[str] = ()) -> Settings:
+        """``base`` with what was set in the sampling panel, but for the knobs in ``given``, which
+        the command line has set."""
         saved = self._store.get("sampling")
         if not isinstance(saved, dict):
             return base
         for knob in KNOBS:
             value = saved.get(knob.name)
-            if value is None or knobs.changed(knob, base):
+            if value is None or knob.name in given:
                 continue
             try:
                 base = knobs.put(knob, base, value)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from helpers import models
 from helpers.paths import FIXTURES
-from helpers.runner import Runner
+from helpers.runner import Runner, among_others, same_bits
 
 from edgerun.backends.base import Batch
 from edgerun.backends.cpu import CPUBackend
@@ -50,40 +50,13 @@ def test_architecture(open_runner, name: str, isa: str) -> None:
         np.testing.assert_allclose(found, expected, atol=tolerance, rtol=0)
 
 
-def among_others(runner: Runner, ids: Sequence[int], vocab: int) -> F32:
-    """The same sequence as row 3 of 8, all at different lengths, prefilled in uneven pieces."""
-    rng = np.random.default_rng(5)
-    sequences = [runner.begin() for _ in range(8)]
-    parts: list[F32] = []
-    done = 0
-    while done < len(ids):
-        n = min(len(ids) - done, int(rng.integers(1, 40)))
-        rows = []
-        for i, s in enumerate(sequences):
-            if i == 3:
-                rows.append((s, ids[done : done + n], range(n)))
-            else:
-                other = rng.integers(0, vocab, int(rng.integers(1, 9))).tolist()
-                rows.append((s, other, [0]))
-        logits = runner.step(rows)
-        parts.append(logits[3 : 3 + n])
-        done += n
-    for s in sequences:
-        runner.end(s)
-    return np.concatenate(parts)
-
-
-def same_bits(a: F32, b: F32) -> bool:
-    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
-
-
 def check_batch_invariance(runner: Runner, n_tokens: int) -> None:
     vocab = runner.config.n_vocab
     ids = np.random.default_rng(1).integers(0, vocab, n_tokens).tolist()
     alone = runner.logits(ids, chunk=512)
     for chunk in (1, 7, 64):
         assert same_bits(alone, runner.logits(ids, chunk=chunk)), chunk
-    assert same_bits(alone, among_others(runner, ids, vocab))
+    assert same_bits(alone, among_others(runner, ids))
 
 
 @pytest.mark.parametrize("isa", ISAS)

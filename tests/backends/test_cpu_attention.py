@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers.attention import Rig, ids_of
+from helpers.runner import same_bits
 
 from edgerun.backends.base import Attention, KVLayer
 from edgerun.backends.cpu import CPUBackend
@@ -49,10 +50,6 @@ def open_rig() -> Iterator[Open]:
     yield make
     for b in backends:
         b.close()
-
-
-def same_bits(a: F32, b: F32) -> bool:
-    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 @by_isa

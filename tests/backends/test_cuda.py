@@ -11,7 +11,7 @@ import pytest
 from helpers import mixed_model
 from helpers.host_device import HostDevice
 from helpers.paths import FIXTURES
-from helpers.runner import Runner
+from helpers.runner import Runner, among_others, same_bits
 
 from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, without_head
 from edgerun.backends.cpu import CPUBackend
@@ -57,10 +57,6 @@ def device(runner: Runner) -> HostDevice:
     found = runner.backend.device
     assert isinstance(found, HostDevice)
     return found
-
-
-def same_bits(a: F32, b: F32) -> bool:
-    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
 def reference(path: Path, ids: list[int], kv_type: str = "f16") -> F32:
@@ -118,27 +114,6 @@ def test_quantized_matrices(open_runner: Open, mixed: Path) -> None:
     assert error < 0.03 * np.std(expected)
 
 
-def among_others(runner: Runner, ids: Sequence[int], vocab: int) -> F32:
-    """The same sequence as row 2 of 4, all at different lengths, prefilled in uneven pieces."""
-    rng = np.random.default_rng(5)
-    sequences = [runner.begin() for _ in range(4)]
-    parts: list[F32] = []
-    done = 0
-    while done < len(ids):
-        n = min(len(ids) - done, int(rng.integers(1, 11)))
-        rows = []
-        for i, s in enumerate(sequences):
-            if i == 2:
-                rows.append((s, ids[done : done + n], range(n)))
-            else:
-                other = rng.integers(0, vocab, int(rng.integers(1, 3))).tolist()
-                rows.append((s, other, [0]))
-        logits = runner.step(rows)
-        parts.append(logits[2 : 2 + n])
-        done += n
-    return np.concatenate(parts)
-
-
 @pytest.mark.parametrize("name", ["mixed", "gemma2"])
 def test_batch_invariance(open_runner: Open, mixed: Path, name: str) -> None:
     runner = open_runner(mixed if name == "mixed" else fixture(name), n_pages=40)
@@ -146,7 +121,7 @@ def test_batch_invariance(open_runner: Open, mixed: Path, name: str) -> None:
     ids = np.random.default_rng(1).integers(0, vocab, 66).tolist()
     whole = runner.logits(ids)  # by the kernels of prompts
     assert same_bits(whole[:9], runner.logits(ids[:9], chunk=1))
-    assert same_bits(whole[:40], among_others(runner, ids[:40], vocab))
+    assert same_bits(whole[:40], among_others(runner, ids[:40], 4, 10, 2))
 
 
 def test_a_step_is_ten_launches_a_layer_and_few_beside(open_runner: Open, tmp_path: Path) -> None:

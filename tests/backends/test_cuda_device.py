@@ -97,6 +97,10 @@ for _ in range(3):  # threads take over the numbers of those that ended
 device.copy(b, b + 2048, 2048)
 device.download(y, b)
 out.append(float(y[511]))
+z = device.pinned(8).view(np.float32)
+device.fetch(z, b + 2044)
+device.sync()
+out.append(float(z[0]))
 said = []
 for call, kind in (
     (lambda: device.alloc(1 << 40), OutOfMemoryError),
@@ -117,7 +121,8 @@ print(json.dumps([out, said, free, gpu.used(), gpu.launches]))
     def silu_mul(x: float) -> float:
         return float(x * x / (1 + 2.718281828459045**-x))
 
-    assert out == pytest.approx([silu_mul(2.0), 0.0, silu_mul(4.0)], rel=1e-5)
+    doubled = silu_mul(4.0)
+    assert out == pytest.approx([silu_mul(2.0), 0.0, doubled, doubled], rel=1e-5)
     assert "has no 1099512 MB left" in said[0]
     assert said[1] == (
         "kernel few takes arguments of [8, 8, 8, 8, 4] bytes, and was given [8, 8, 8, 8]"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,12 +10,13 @@ import pytest
 from helpers import gguf_build as gb
 from helpers import scenarios
 from helpers.host_device import HostDevice
-from helpers.runner import Runner
+from helpers.runner import Alone, Runner
 
 from edgerun import LLM, SamplingParams
-from edgerun.backends.base import F32, PAGE_SIZE
+from edgerun.backends.base import PAGE_SIZE
 from edgerun.backends.cuda import CudaBackend
-from edgerun.engine import Engine
+from edgerun.engine import Engine, Limits
+from edgerun.engine.swap import SwapTier
 
 
 @pytest.fixture(scope="module")
@@ -29,23 +30,6 @@ def backend() -> Iterator[CudaBackend]:
     opened = CudaBackend(HostDevice())
     yield opened
     opened.close()
-
-
-class Alone:
-    """Logits of a text in pages of its own; goes on where it can."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._text: list[int] = []
-        self._tokens = runner.begin()
-
-    def __call__(self, ids: Sequence[int]) -> F32:
-        n = len(self._text)
-        if n >= len(ids) or self._text != list(ids[:n]):
-            self._runner.end(self._tokens)
-            self._text, n = [], 0
-        self._text = list(ids)
-        return np.array(self._runner.step([(self._tokens, ids[n:], [len(ids) - n - 1])])[0])
 
 
 def test_every_request_gets_what_it_gets_alone(path: Path, backend: CudaBackend) -> None:
@@ -68,6 +52,61 @@ def test_every_request_gets_what_it_gets_alone(path: Path, backend: CudaBackend)
         drafts += sum(d.accepted for d in m.drafts.values())
     assert cached > 0
     assert drafts > 0
+
+
+@pytest.mark.parametrize("slots", [2, 100])
+def test_swapped_pages_change_nothing(path: Path, backend: CudaBackend, slots: int) -> None:
+    """Five that fill a pool of little more than one context; copies are done as late as a device
+    may do them."""
+    r = np.random.default_rng(slots)
+    asks = [
+        scenarios.Ask(
+            arrival=3 * i,
+            prompt=r.integers(1, 64, 50 + 9 * i).tolist(),
+            max_tokens=60,
+            seed=i,
+            params=scenarios.PARAMS[2 * (i % 2)] | {"ignore_eos": True},
+            n=1 + (i == 1),
+            priority=i % 3,
+            cancel=70 if i == 3 else None,
+            stop_at=None,
+            right=[4, 0, 1] if i == 2 else None,
+            n_ctx=0,
+            n_keep=0,
+        )
+        for i in range(5)
+    ]
+    s = scenarios.Scenario(asks, Limits(4, 64, 16, 4, None, 5), PAGE_SIZE, 7, 0.0)
+    runner = Runner(path, backend, n_ctx=160, n_pages=7)
+    scenarios.expect(s, Alone(Runner(path, backend, n_ctx=160, n_pages=5)), 64)
+    space = runner.kv.swap_space()
+    assert space is not None
+    swap = SwapTier(space, lambda n_slots: slots, runner.kv.page_bytes)
+    copy = runner.kv.copy_page
+    e = Engine(runner.program, 7, PAGE_SIZE, s.limits, copy_page=copy, swap=swap)
+    scenarios.play(s, e)
+    scenarios.judge(s)
+    assert e.metrics().preemptions > 2
+    assert swap.count().pages_in > 1
+
+
+def test_a_text_that_the_pool_gave_up_is_not_computed_again(
+    path: Path, backend: CudaBackend
+) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+    prompts = np.random.default_rng(9).integers(3, 60, (6, 100)).tolist()
+    with LLM(path, backend=backend, n_ctx=128, speculation="off") as llm:
+        assert llm.model.kv.n_pages == 16
+        cold = [llm.generate(p, params) for p in prompts]
+        warm = [llm.generate(p, params) for p in prompts]
+        count = llm.metrics().swap
+    assert [c.usage.cached_tokens for c in cold] == [0] * 6
+    assert [c.usage.cached_tokens for c in warm] == [96] * 6
+    assert [c.text for c in cold] == [c.text for c in warm]
+    assert count is not None
+    assert count.pages_in >= 9
+    assert count.bytes_in == count.pages_in * llm.model.kv.page_bytes
+    assert count.pages_total == 16
 
 
 PROMPT = "the rain in the sea is the rain in the sea is the"

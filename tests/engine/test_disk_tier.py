@@ -300,14 +300,15 @@ def test_after_a_bug_nothing_of_the_old_pool_is_written(rig: Rig) -> None:
 
 
 def test_random_requests_with_one_folder_and_starving_pools(rig: Rig) -> None:
-    """Restarts, little memory, little disk, cancels: outputs as alone, accounts exact."""
+    """Restarts, little memory, little disk, cancels, on a host or a device: outputs as alone,
+    accounts exact."""
     rng = np.random.default_rng(4)
     starts = [rng.integers(1, 61, 60).tolist() for _ in range(4)]
     restored = 0
-    for _ in range(25):
+    for round_ in range(25):
         limits = Limits(max_rows=4, budget=int(rng.integers(3, 40)))
         e = rig(n_pages=int(rng.integers(20, 48)), limit=int(rng.integers(10, 90)) * FILE,
-                limits=limits)  # fmt: skip
+                limits=limits, slots=(0, 3, 30)[round_ % 3])  # fmt: skip
         asked = []
         for _ in range(int(rng.integers(2, 7))):
             start = starts[int(rng.integers(4))][: int(rng.integers(1, 60))]

@@ -58,6 +58,8 @@ def test_preemptions_and_evictions_are_counted() -> None:
     assert m.preemptions > 0
     assert m.evictions > 0
     assert m.prompt_tokens == 64  # each once, however often it started over
+    assert m.swap is None
+    assert m.to_dict()["swap"] is None
 
 
 def test_nothing_counted_is_no_rate() -> None:

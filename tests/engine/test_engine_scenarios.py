@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
 from helpers import gguf_build as gb
 from helpers import scenarios
 from helpers.fake_program import N_VOCAB, FakeProgram, engine, logits_of
-from helpers.runner import Runner
+from helpers.runner import Alone, Runner
 
 from edgerun.backends.base import F32, PAGE_SIZE
 from edgerun.backends.cpu import CPUBackend
@@ -43,23 +42,6 @@ def test_every_request_gets_what_it_gets_alone(block: int) -> None:
         counts["cached_tokens"] += m.cached_tokens
         counts["drafts"] += sum(d.accepted for d in m.drafts.values())
     assert all(n > 5 for n in counts.values()), counts  # it all did happen
-
-
-class Alone:
-    """Logits of a text on the real program, with pages of its own; goes on where it can."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._text: list[int] = []
-        self._tokens = runner.begin()
-
-    def __call__(self, ids: Sequence[int]) -> F32:
-        n = len(self._text)
-        if n >= len(ids) or self._text != list(ids[:n]):
-            self._runner.end(self._tokens)
-            self._text, n = [], 0
-        self._text = list(ids)
-        return np.array(self._runner.step([(self._tokens, ids[n:], [len(ids) - n - 1])])[0])
 
 
 @pytest.fixture(scope="module")

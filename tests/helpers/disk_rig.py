@@ -48,6 +48,7 @@ class Rig:
         open_folder: Callable[[], PageFolder] | None = None,
         limits: Limits | None = None,
         min_pages: int = 2,
+        slots: int = 0,
     ) -> Engine:
         program = program or fp.FakeProgram(n_pages, SIZE)
         memory = program._memory
@@ -56,7 +57,8 @@ class Rig:
             assert program.may_write(page)
             memory[page] = np.frombuffer(data, np.int64)
 
-        e = fp.engine(n_pages, SIZE, limits, program)
+        space = fp.FakeSpace(program, slots) if slots else None
+        e = fp.engine(n_pages, SIZE, limits, program, space=space)
         e.disk = DiskTier(
             open_folder or (lambda: folder(self.root, limit, key)),
             lambda page: memory[page].tobytes(),

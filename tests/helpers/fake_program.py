@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from edgerun.backends.base import F32, Batch, Program
+from edgerun.backends.swap import SwapSpace
 from edgerun.core import FinishReason, SamplingParams, Timings, Usage
 from edgerun.engine import Drafter, Engine, Limits, Widths
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.engine.draft_source import whole_drafts
 from edgerun.engine.sampling import Sampled, Sampler
+from edgerun.engine.swap import SwapTier
 from edgerun.errors import GenerationError
 
 N_VOCAB = 61
@@ -137,6 +139,27 @@ class FakeProgram(Program):
         return logits_of(ids)
 
 
+class FakeSpace(SwapSpace):
+    """Slots for pages of a program; a few more at a time, up to ``limit``."""
+
+    def __init__(self, program: FakeProgram, limit: int = 1 << 20) -> None:
+        self.program = program
+        self.limit = limit
+        self.slots: list[np.ndarray[Any, np.dtype[np.int64]]] = []
+
+    def grow(self, most: int) -> None:
+        for _ in range(min(3, min(most, self.limit) - len(self.slots))):
+            self.slots.append(np.full(self.program.page_size, -1, np.int64))
+        self.n_slots = len(self.slots)
+
+    def save(self, page: int, slot: int) -> None:
+        self.slots[slot][:] = self.program._memory[page]
+
+    def restore(self, slot: int, page: int) -> None:
+        assert self.program.may_write(page)
+        self.program._memory[page] = self.slots[slot]
+
+
 class ListSink:
     """Keeps what it is told; ``ended`` is set by the first of finish and fail. The text ends where
     ``stop`` is its end."""
@@ -220,12 +243,15 @@ def engine(
     program: FakeProgram | None = None,
     widths: Widths = whole_drafts,
     gap: float | None = None,
+    space: SwapSpace | None = None,
 ) -> Engine:
     """An engine on the fake program, which from here on knows what must not be written to. What
-    it does depends on the clock only if ``gap`` is given."""
+    it does depends on the clock only if ``gap`` is given. Pages are swapped to ``space``."""
     program = program or FakeProgram(n_pages, page_size)
     limits = replace(limits or Limits(), gap=gap)
-    e = Engine(program, n_pages, page_size, limits, copy_page=program.copy_page, widths=widths)
+    swap = SwapTier(space, lambda n_slots: 1 << 20, 8 * page_size) if space is not None else None
+    copy = program.copy_page
+    e = Engine(program, n_pages, page_size, limits, copy_page=copy, widths=widths, swap=swap)
     program.may_write = lambda page: e.pool.users(page) == 1 and page not in e.pool.index
     return e
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,8 @@ class HostDevice(Device):
         self.n_replays = 0
         self.order = (0, 1)  # of threads, one of simt.ORDERS
         self._memory: dict[int, simt.Guarded] = {}
+        self._fetches: list[tuple[Bytes, Bytes]] = []  # under way: destination, content
+        self._lock = threading.Lock()
         self._kernels: dict[str, tuple[simt.Module, str]] = {}
 
     def memory(self) -> Memory:
@@ -104,11 +107,19 @@ class HostDevice(Device):
 
     def upload(self, address: int, data: npt.NDArray[Any]) -> None:
         assert data.flags.c_contiguous
+        self.sync()
         if data.nbytes:
             self._at(address, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
 
+    def fetch(self, data: npt.NDArray[Any], address: int) -> None:
+        """As late as a device may do it: who looks before a wait sees what was there."""
+        content = self._at(address, data.nbytes).copy()
+        with self._lock:
+            self._fetches.append((data, content))
+
     def download(self, data: npt.NDArray[Any], address: int) -> None:
         assert data.flags.c_contiguous
+        self.sync()
         if data.nbytes:
             data.reshape(-1).view(np.uint8)[:] = self._at(address, data.nbytes)
 
@@ -145,7 +156,10 @@ class HostDevice(Device):
             memory.check()
 
     def sync(self) -> None:
-        pass
+        with self._lock:
+            for data, content in self._fetches:
+                data[:] = content
+            self._fetches.clear()
 
     def close(self) -> None:
         self.check()

@@ -81,3 +81,51 @@ class Runner:
             parts.append(self.step([(sequence, tokens, range(max(0, start - a), len(tokens)))]))
         self.end(sequence)
         return np.concatenate(parts)
+
+
+class Alone:
+    """Logits of the last token of a text, in pages of its own; goes on where it can."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._text: list[int] = []
+        self._tokens = runner.begin()
+
+    def __call__(self, ids: Sequence[int]) -> F32:
+        n = len(self._text)
+        if n >= len(ids) or self._text != list(ids[:n]):
+            self._runner.end(self._tokens)
+            self._text, n = [], 0
+        self._text = list(ids)
+        return np.array(self._runner.step([(self._tokens, ids[n:], [len(ids) - n - 1])])[0])
+
+
+def among_others(
+    runner: Runner, ids: Sequence[int], rows: int = 8, widest: int = 39, others: int = 8
+) -> F32:
+    """Logits of ``ids`` as one of so many sequences, all at different lengths, prefilled in pieces
+    of 1 to ``widest`` tokens; the others have 1 to ``others`` in a step."""
+    rng = np.random.default_rng(5)
+    vocab = runner.config.n_vocab
+    sequences = [runner.begin() for _ in range(rows)]
+    mine = (rows - 1) // 2
+    parts: list[F32] = []
+    done = 0
+    while done < len(ids):
+        n = min(len(ids) - done, int(rng.integers(1, widest + 1)))
+        batch: list[tuple[Tokens, Sequence[int], Sequence[int]]] = []
+        for i, s in enumerate(sequences):
+            if i == mine:
+                batch.append((s, ids[done : done + n], range(n)))
+            else:
+                other = rng.integers(0, vocab, int(rng.integers(1, others + 1))).tolist()
+                batch.append((s, other, [0]))
+        parts.append(runner.step(batch)[mine : mine + n])
+        done += n
+    for s in sequences:
+        runner.end(s)
+    return np.concatenate(parts)
+
+
+def same_bits(a: F32, b: F32) -> bool:
+    return np.array_equal(a.view(np.uint32), b.view(np.uint32))

@@ -237,7 +237,8 @@ class Reference:
         if s == 0 or s == 1:
             return ids, x
         eps = s - 1
-        k = (eps * 2.0**self.mu / (1 - float(self.n_vocab) ** -eps)) ** (1 / s)
+        base = eps * 2.0**self.mu / (1 - float(self.n_vocab) ** -eps)
+        k = math.exp(min(math.log(base) / s, 700.0))  # a nearly flat row: more than there are
         self._doubt((k - round(k)) / k * 0.1)
         cut = max(int(min(k, 1e9)), 1)
         if cut < len(ids):

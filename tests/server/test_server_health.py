@@ -12,10 +12,12 @@ import pytest
 from helpers.http import Endpoint
 
 from edgerun.engine import Metrics
+from edgerun.engine.metrics import SwapCount
 from edgerun.errors import GenerationError
 from edgerun.llm import LLM
 from edgerun.server.health import Health
 from edgerun.server.logs import JSONLines
+from edgerun.server.metrics import ServerMetrics
 
 
 class Engine:
@@ -118,6 +120,18 @@ def test_metrics(server: Endpoint) -> None:
     assert response.headers["content-type"].startswith("text/plain")
     assert 'route="/v1/completions"' in response.text
     assert "ttft" in response.text or "time_to_first_token" in response.text
+
+
+def test_swapped_pages_are_told() -> None:
+    class Model:
+        def __init__(self, swap: SwapCount | None) -> None:
+            self.metrics = lambda: Metrics(swap=swap)
+
+    models: Any = {"gpu": Model(SwapCount(pages_out=5, pages_in=3)), "cpu": Model(None)}
+    text = ServerMetrics(lambda: models).text().decode()
+    for line in ('out_total{model="gpu"} 5.0', 'in_total{model="gpu"} 3.0',
+                 'out_total{model="cpu"} 0.0'):  # fmt: skip
+        assert f"\nedgerun_pages_swapped_{line}\n" in text
 
 
 def test_one_line_a_request(server: Endpoint, caplog: pytest.LogCaptureFixture) -> None:

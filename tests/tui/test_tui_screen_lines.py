@@ -143,9 +143,10 @@ def test_settings_are_remembered() -> None:
     assert again.theme == "edgerun-light"
     assert (again.model(), again.model("http://box:8080")) == ("smollm2-135m", "gpt-oss")
     asked = (SamplingParams(seed=11, top_k=3), ChatOptions())
-    params, options = again.sampling(asked)
+    params, options = again.sampling(asked, {"seed", "top_k"})
     assert (params.temperature, params.seed, params.top_k) == (0.2, 11, 3)
     assert options.reasoning_budget == 9
+    assert again.sampling(PLAIN, {"temperature"})[0].temperature == SamplingParams().temperature
 
 
 def test_settings_that_make_no_sense_count_as_never_set() -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["StepCosts"]
 
-#: Widths a deviation from the prior is kept for; others lie between two of them.
-_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+#: Widths a deviation from the prior is kept for; others lie between two of them. 12 and 13, since
+#: the CPU kernels take a second pass from 13 columns on.
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 13, 16, 24, 32, 48, 64)
 _WIDEST = _KNOTS[-1]
 
 #: A small model with its weights in the caches, the dearest case measured: drafts must be good
