@@ -3,7 +3,7 @@ no text forgiven."""
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
 import selectors
 from codecs import getincrementaldecoder
@@ -12,7 +12,6 @@ from collections.abc import Iterable
 from textual import events
 from textual._xterm_parser import XTermParser
 from textual.drivers.linux_driver import LinuxDriver
-from textual.geometry import Size
 from textual.message import Message
 
 __all__ = ["PasteParser", "TerminalDriver"]
@@ -63,18 +62,16 @@ class PasteParser(XTermParser):
 
 
 class TerminalDriver(LinuxDriver):
-    """As Textual's, but for the loop that reads."""
+    """As Textual's, but for the loop that reads, and the size."""
 
-    _seen: tuple[int, int] | None = None
-
-    def _look_at_size(self) -> None:
-        """A window that is resized while the machine is busy has been seen to leave the program
-        at a size in between: the signal alone does not tell for sure."""
-        size = self._get_terminal_size()
-        if size != self._seen:
-            self._seen = size
-            event = events.Resize(Size(*size), Size(*size))  # of no effect if it is known
-            asyncio.run_coroutine_threadsafe(self._app._post_message(event), self._loop)
+    def _get_terminal_size(self) -> tuple[int, int]:
+        """The terminal's own word. Textual's believes ``$COLUMNS`` and ``$LINES``, which some
+        export, and then never sees a resize."""
+        with contextlib.suppress(OSError):
+            columns, lines = os.get_terminal_size(self.fileno)
+            if columns and lines:
+                return columns, lines
+        return super()._get_terminal_size()
 
     def run_input_thread(self) -> None:
         """Read until the program ends. What is no UTF-8 becomes U+FFFD; Textual would end."""
@@ -83,8 +80,6 @@ class TerminalDriver(LinuxDriver):
         with selectors.DefaultSelector() as selector:
             selector.register(self.fileno, selectors.EVENT_READ)
             while not self.exit_event.is_set():
-                if not self._in_band_window_resize:
-                    self._look_at_size()
                 if selector.select(_LOOK):
                     try:
                         data = os.read(self.fileno, _READ)

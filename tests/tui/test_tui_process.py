@@ -33,15 +33,6 @@ Handlers.do_stats = do_stats
 sys.exit(main(sys.argv[1:]))
 """
 
-#: No change of the terminal's size is signalled.
-DEAF = """
-import signal, sys
-real = signal.signal
-signal.signal = lambda n, h: real(n, signal.SIG_IGN if n == signal.SIGWINCH else h)
-from edgerun.cli import main
-sys.exit(main(sys.argv[1:]))
-"""
-
 
 class Process:
     def __init__(self, argv: list[str], env: dict[str, str]) -> None:
@@ -166,11 +157,12 @@ def test_a_terminal_that_cannot_be_drawn_on(rig: Rig) -> None:
     assert p.end()[0] == 0
 
 
-def test_a_size_whose_signal_was_lost(rig: Rig) -> None:
+def test_the_terminal_knows_its_size_better_than_the_environment(rig: Rig) -> None:
+    """Some export COLUMNS and LINES, as xterm's ``resize`` has them do."""
     import fcntl
     import termios
 
-    p = rig.chat(program=[sys.executable, "-c", DEAF])
+    p = rig.chat(COLUMNS="80", LINES="24")
     p.until("f1 help")
     assert "ctrl+p palette" not in p.seen  # there is no room for it in 80 columns
     fcntl.ioctl(p.fd, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 120, 0, 0))
