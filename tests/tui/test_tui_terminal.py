@@ -39,7 +39,7 @@ class Terminal:
         )  # fmt: skip
         return done.stdout
 
-    def start(self, *args: str) -> None:
+    def start(self, *args: str, width: int = WIDTH, height: int = HEIGHT) -> None:
         """Run ``edgerun chat`` in a new terminal. A shell notes the program's id and its status:
         tmux itself may miss the end of a program."""
         self.close()
@@ -48,7 +48,7 @@ class Terminal:
             (self._home / name).unlink(missing_ok=True)
         inner = f"echo $$ > pid.new; mv pid.new pid; exec {shlex.join([*EDGERUN, 'chat', *args])}"
         outer = f"sh -c {shlex.quote(inner)}; echo $? > status.new; mv status.new status; cat"
-        size = ("-x", str(WIDTH), "-y", str(HEIGHT))
+        size = ("-x", str(width), "-y", str(height))
         self.tmux("new-session", "-d", *size, "-c", str(self._home), outer)
 
     def close(self) -> None:
@@ -200,10 +200,9 @@ def test_a_day_in_the_terminal(terminal: Terminal) -> None:
 
 @pytest.mark.parametrize("terminal", [{"NO_COLOR": "1"}], indirect=True, ids=["60x16"])
 def test_a_narrow_terminal_without_colours(terminal: Terminal) -> None:
-    terminal.start("-m", str(smollm2()))
+    terminal.start("-m", str(smollm2()), width=60, height=16)
     terminal.see("Ask anything")
     terminal.tmux("send-keys", "C-o")  # at once: no key is lost while the program gets ready
-    terminal.tmux("resize-window", "-x", "60", "-y", "16")
     terminal.see("Models", "smollm2")
     terminal.tmux("send-keys", "Escape")
     terminal.wait(lambda t: "Models" not in t)
