@@ -23,6 +23,7 @@ __all__ = [
     "SPLIT",
     "Launch",
     "Source",
+    "attention",
     "launch_all_rows",
     "launch_attention",
     "launch_linear",
@@ -42,12 +43,15 @@ QUANTIZED = frozenset(
         *("IQ4_NL", "IQ4_XS", "MXFP4"),
     )
 )
+_FLOATS = (GGMLType.F32, GGMLType.F16, GGMLType.BF16)
 #: Tokens of a sequence whose attention is summed alone, in attention.h.
 SPLIT = 256
 
 _TOKENS = (1, 2, 4, 8, 12)  # that a simdgroup takes
 _ROWS = 2  # of a matrix to a simdgroup
 _SIMDGROUPS = 2  # to a threadgroup
+_ENOUGH = 2048  # simdgroups that keep a GPU busy
+_MOST_PARTS = 1 << 24  # floats that parts of attention may take
 _PRELUDE = """#pragma METAL fp math_mode(safe)
 #pragma METAL fp contract(off)
 using namespace metal;
@@ -125,7 +129,8 @@ def metal_kernel(source: Source) -> Any:
     )
 
 
-_LINEAR = Source("gemv", ("w", "x"), ("y",), ("blocks.h", "gemv.h"))
+_LINEAR = Source("gemv", ("w", "x"), ("y",), ("lanes.h", "blocks.h", "gemv.h"))
+_LINEAR_FLOAT = Source("gemv_float", ("w", "x"), ("y",), ("lanes.h", "gemv_float.h"))
 _ROWS_BY_ID = Source("rows", ("w", "ids"), ("out",), ("blocks.h", "rows.h"))
 _ALL_ROWS = Source("all_rows", ("w",), ("out",), ("blocks.h", "rows.h"))
 _INPUTS = ("pages", "row", "place", "factors")
@@ -133,37 +138,45 @@ _ATTENTION = Source(
     "attention",
     ("q", "k", "v", *_INPUTS),
     ("out",),
-    ("attention.h",),
+    ("lanes.h", "attention.h"),
     before="const auto keys = stored<D>(k), values = stored<D>(v);\n",
 )
 _ATTENTION_Q8 = Source(
     "attention_q8",
     ("q", "k", "v", "k_scale", "v_scale", *_INPUTS),
     ("out",),
-    ("attention.h",),
+    ("lanes.h", "attention.h"),
     before="const auto keys = stored<D>(k, k_scale), values = stored<D>(v, v_scale);\n",
     file="attention.metal",
 )
-_MERGE = Source("attention_merge", ("parts", "place"), ("out",), ("attention.h",))
+_MERGE = Source("attention_merge", ("parts", "place"), ("out",), ("lanes.h", "attention.h"))
 
 
 def launch_linear(w: Array, type_: GGMLType, x: Array) -> Launch:
-    """``x @ w.T`` for file rows ``w`` uint8 [n, bytes of a row] and ``x`` [tokens, k].
+    """``x @ w.T`` for file rows ``w``, uint8 [n, bytes of a row], or floats [n, k] of a float type,
+    and ``x`` [tokens, k].
 
     Returns [tokens, n] of ``x``'s dtype: float32 sums whose order depends on ``k`` alone.
 
     Raises:
-        BackendError: no kernel reads this type.
+        BackendError: no kernel reads this type, or the rows do not have ``k`` values.
     """
-    _check(w, type_, x.shape[1])
-    n, tokens = w.shape[0], x.shape[0]
-    width = next((t for t in _TOKENS if t >= tokens), _TOKENS[-1])
+    (n, width), (tokens, k) = w.shape, x.shape
+    template: tuple[tuple[str, str | int | bool], ...]
+    if type_ in _FLOATS:
+        if width != k:
+            raise BackendError(f"rows of {width} {GGMLType(type_).name} values are not {k}")
+        source, template = _LINEAR_FLOAT, (("W", _dtype(w)),)
+    else:
+        _check(w, type_, k)
+        source, template = _LINEAR, (("TYPE", int(type_)),)
+    together = next((t for t in _TOKENS if t >= tokens), _TOKENS[-1])
     groups = -(-n // (_ROWS * _SIMDGROUPS))
     return Launch(
-        _LINEAR,
+        source,
         (w, x),
-        (("TYPE", int(type_)), ("ROWS", _ROWS), ("TOKENS", width), ("T", _dtype(x))),
-        (groups * 32 * _SIMDGROUPS, -(-tokens // width), 1),
+        (*template, ("ROWS", _ROWS), ("TOKENS", together), ("T", _dtype(x))),
+        (groups * 32 * _SIMDGROUPS, -(-tokens // together), 1),
         (32 * _SIMDGROUPS, 1, 1),
         (tokens, n),
         _dtype(x),
@@ -262,6 +275,23 @@ def launch_merge(parts: Array, place: Array, spec: Attention, dtype: str) -> Lau
     template = (("D", d - 2), ("WINDOW", spec.window), ("T", dtype))
     grid, group = (32, n_heads, tokens), (32, _heads_together(spec), 1)
     return Launch(_MERGE, (parts, place), template, grid, group, (tokens, n_heads, d - 2), dtype)
+
+
+def attention(
+    q: Array,
+    kv: Sequence[Array],
+    table: tuple[Array, Array, Array],
+    spec: Attention,
+    factors: Array,
+    splits: int,
+) -> Array:
+    """:func:`launch_attention` and, where the GPU would be idle without parts, what puts them
+    together: the same bits either way."""
+    tokens, n_heads, d = q.shape
+    if splits == 1 or tokens * n_heads >= _ENOUGH or tokens * n_heads * splits * d > _MOST_PARTS:
+        return launch_attention(q, kv, table, spec, factors).run()
+    parts = launch_attention(q, kv, table, spec, factors, splits).run()
+    return launch_merge(parts, table[2], spec, _dtype(q)).run()
 
 
 def _heads_together(spec: Attention) -> int:

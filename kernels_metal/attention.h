@@ -1,4 +1,4 @@
-// attention.h: K and V as their pages hold them, and sums of splits of a sequence.
+// attention.h: K and V as their pages hold them, and sums of splits of a sequence. Needs lanes.h.
 
 constant float LOG2E = 1.4426950408889634f;
 constexpr constant int PAGE = 32, SPLIT = 8 * PAGE;  // tokens; a split's sums are its own
@@ -7,7 +7,7 @@ constexpr constant int PAGE = 32, SPLIT = 8 * PAGE;  // tokens; a split's sums a
 template <int D, typename T>
 struct Floats {
   const device T* data;
-  float4 quad(ulong at, uint d) const { return float4(*reinterpret_cast<const device vec<T, 4>*>(data + at * D + d)); }
+  float4 quad(ulong at, uint d) const { return read_quad(data + at * D + d); }
   float one(ulong at, uint d) const { return float(data[at * D + d]); }
 };
 
@@ -18,7 +18,7 @@ struct Codes {
   const device half* scales;
   float scale(ulong at, uint d) const { return float(scales[at * ((D + 31) / 32) + d / 32]); }
   float4 quad(ulong at, uint d) const {
-    return float4(*reinterpret_cast<const device vec<int8_t, 4>*>(data + at * D + d)) * scale(at, d);
+    return read_quad(data + at * D + d) * scale(at, d);
   }
   float one(ulong at, uint d) const { return float(data[at * D + d]) * scale(at, d); }
 };
@@ -52,8 +52,3 @@ struct Sums {
   // 2^(a - b) where a <= b, of which both may be -inf.
   static float power(float a, float b) { return a == b ? 1.0f : precise::exp2(a - b); }
 };
-
-inline float sum_of_lanes(float v) {
-  for (ushort i = 16; i > 0; i >>= 1) v += simd_shuffle_xor(v, i);
-  return v;
-}

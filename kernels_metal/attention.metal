@@ -21,7 +21,7 @@ const uint table = uint(row[token]) * uint(pages_shape[1]);
 float4 query[QUADS];
 for (uint i = 0; i < QUADS; ++i) {
   const uint d = 4 * (part + 4 * i);
-  query[i] = d < D ? float4(*reinterpret_cast<const device vec<T, 4>*>(q + ulong(token * n_heads + head) * D + d)) : float4(0.0f);
+  query[i] = d < D ? read_quad(q + ulong(token * n_heads + head) * D + d) : float4(0.0f);
 }
 
 Sums<E> all, sums;
@@ -38,11 +38,7 @@ for (; split <= last_split; ++split) {
       for (uint j = 0; j < QUADS; ++j) {
         const uint d = 4 * (part + 4 * j);
         if (d >= D) break;
-        const float4 x = keys.quad(key, d);
-        dot = fma(query[j].x, x.x, dot);
-        dot = fma(query[j].y, x.y, dot);
-        dot = fma(query[j].z, x.z, dot);
-        dot = fma(query[j].w, x.w, dot);
+        dot = sum_of_products(query[j], keys.quad(key, d), dot);
       }
       dot += simd_shuffle_xor(dot, 1);
       dot += simd_shuffle_xor(dot, 2);
