@@ -4,13 +4,13 @@ run from numpy by the engine of tests/simt."""
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ from numpy.typing import NDArray
 from edgerun.backends.mlx_kernels import Launch, Source, metal_kernel
 from helpers import simt
 from helpers.simt import Guarded
-
-_ENGINE_TEXT = simt.ENGINE / "metal_shim.h"
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,23 +134,26 @@ class Modules:
 
     def prepare(self, launches: Sequence[Launch]) -> None:
         """Compile the kernels of several launches, one library for each source."""
+        simt.compiler()  # skips the test where there is none
         groups: dict[Source, dict[str, str]] = {}
         for launch in launches:
             name, text = _cpp(launch)
             if name not in self._modules:
                 groups.setdefault(launch.source, {})[name] = text
-        for source, kernels in groups.items():
-            header = _threadgroup_variables(source.header)
-            whole = header + "".join(kernels.values())
-            if self._planted is not None:
-                old, new = self._planted
-                assert old in whole, f"the kernels no longer hold what the fault replaces: {old}"
-                whole = whole.replace(old, new)
-            unit = f'#include "metal_shim.h"\n{whole}'
-            flags = ["-O1", "-Wno-attributes", *simt.SANITIZERS[self._sanitizer]]
-            library = simt.shared_object(source.name, unit, flags, "", self._sanitizer)
-            module = simt.Module(library)
-            self._modules.update(dict.fromkeys(kernels, module))
+        with ThreadPoolExecutor(2) as pool:
+            libraries = pool.map(self._library, groups, groups.values())
+            for kernels, library in zip(groups.values(), libraries, strict=True):
+                self._modules.update(dict.fromkeys(kernels, simt.Module(library)))
+
+    def _library(self, source: Source, kernels: dict[str, str]) -> Path:
+        whole = _threadgroup_variables(source.header) + "".join(kernels.values())
+        if self._planted is not None:
+            old, new = self._planted
+            assert old in whole, f"the kernels no longer hold what the fault replaces: {old}"
+            whole = whole.replace(old, new)
+        unit = f'#include "metal_shim.h"\n{whole}'
+        flags = ["-O1", "-Wno-attributes", *simt.SANITIZERS[self._sanitizer]]
+        return simt.shared_object(source.name, unit, flags, "", self._sanitizer)
 
     def run(self, launch: Launch) -> NDArray[Any]:
         """The output; bytes that a kernel leaves alone are 0xFF."""
