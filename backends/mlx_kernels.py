@@ -166,6 +166,8 @@ def launch_linear(w: Array, type_: GGMLType, x: Array) -> Launch:
     if type_ in _FLOATS:
         if width != k:
             raise BackendError(f"rows of {width} {GGMLType(type_).name} values are not {k}")
+        if k < 8:  # MLX gives smaller arrays another address space
+            raise BackendError(f"Metal products need rows of 8 values or more, not {k}")
         source, template = _LINEAR_FLOAT, (("W", _dtype(w)),)
     else:
         _check(w, type_, k)

@@ -46,7 +46,7 @@ for (; split <= last_split; ++split) {
     }
     const int seen = page * PAGE + int(8 * part + of_eight);
     const bool sees = seen <= at && seen >= first;
-    score *= factors[0];
+    score = isfinite(score) ? score * factors[0] : NAN;  // or a key of -inf would not be noticed
     if (SOFTCAP) score = factors[1] * precise::tanh(score / factors[1]);
     score = sees ? score * LOG2E : -INFINITY;
     const float top = max(sums.top, simd_max(score)), shrink = Sums<E>::power(sums.top, top);

@@ -129,7 +129,7 @@ def test_bits_do_not_depend_on_the_order_of_threads(
 
 
 @pytest.mark.parametrize("t", FLOATS, ids=lambda t: t.name)
-@pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 127), (17, 259), (6, 576)])
+@pytest.mark.parametrize(("n", "k"), [(1, 8), (5, 127), (17, 259), (6, 576)])
 def test_matrices_of_floats(t: T, n: int, k: int, metal: Modules) -> None:
     stored, w = floats(t, n, k)
     x = np.random.default_rng(1).standard_normal((11, k), dtype=np.float32)
@@ -195,3 +195,5 @@ def test_refusals() -> None:
         mk.launch_all_rows(rows[:, :100], GGMLType.Q4_K, 256, "float32")
     with pytest.raises(BackendError, match="rows of 3 F32 values are not 768"):
         mk.launch_linear(np.zeros((4, 3), np.float32), GGMLType.F32, x)
+    with pytest.raises(BackendError, match="8 values or more, not 3"):
+        mk.launch_linear(np.zeros((4, 3), np.float32), GGMLType.F32, x[:, :3])

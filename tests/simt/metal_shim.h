@@ -83,7 +83,7 @@ inline uint min(uint a, uint b) { return b < a ? b : a; }
 inline int min(int a, int b) { return b < a ? b : a; }
 inline int max(int a, int b) { return a < b ? b : a; }
 inline float max(float a, float b) { return fmaxf(a, b); }  // of a number and NaN the number, as Metal says
-inline bool isnan(float v) { return v != v; }
+inline bool isfinite(float v) { return __builtin_isfinite(v); }
 
 enum class mem_flags { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 inline void threadgroup_barrier(mem_flags, SIMT_HERE) { simt::barrier(where); }
