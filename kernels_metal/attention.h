@@ -1,6 +1,5 @@
 // attention.h: K and V as their pages hold them, and sums of splits of a sequence. Needs lanes.h.
 
-constant float LOG2E = 1.4426950408889634f;
 constexpr constant int PAGE = 32, SPLIT = 8 * PAGE;  // tokens; a split's sums are its own
 
 // Plain floats. `at` numbers heads of tokens: (page * PAGE + slot) * n_kv_heads + head.

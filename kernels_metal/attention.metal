@@ -5,6 +5,7 @@
 // Grid: a simdgroup for each head of a token, and with PARTS for each split it sees (x: splits, y: heads, z: tokens).
 // For scores four lanes share a key and a lane keeps one score; for V lanes share the dimensions.
 constexpr uint QUADS = (D + 15) / 16, E = (D + 31) / 32;
+constexpr float LOG2E = 1.4426950408889634f;
 const uint lane = thread_index_in_simdgroup, part = lane & 3, of_eight = lane >> 2;
 const uint token = threadgroup_position_in_grid.z, n_heads = q_shape[1], n_kv = k_shape[2];
 const uint head = threadgroup_position_in_grid.y * simdgroups_per_threadgroup + simdgroup_index_in_threadgroup;
@@ -70,10 +71,10 @@ for (; split <= last_split; ++split) {
 if (PARTS) {
   const ulong where = ulong(token * n_heads + head) * threadgroups_per_grid.x + threadgroup_position_in_grid.x;
   for (uint e = 0; e < E; ++e)
-    if (lane * E + e < D) out[where * (D + 2) + lane * E + e] = sums.v[e];
+    if (lane * E + e < D) out[where * (D + 2) + lane * E + e] = OUT(sums.v[e]);
   if (lane == 0) {
-    out[where * (D + 2) + D] = sums.top;
-    out[where * (D + 2) + D + 1] = sums.weights;
+    out[where * (D + 2) + D] = OUT(sums.top);
+    out[where * (D + 2) + D + 1] = OUT(sums.weights);
   }
 } else {
   for (uint e = 0; e < E; ++e)

@@ -1,5 +1,8 @@
 // lanes.h: what products and attention share.
 
+// Arrays of a thread are registers only where every index is known.
+#define UNROLL _Pragma("clang loop unroll(full)")
+
 // Tree of a simdgroup's values: every lane has the sum.
 inline float sum_of_lanes(float v) {
   for (ushort i = 16; i > 0; i >>= 1) v += simd_shuffle_xor(v, i);
