@@ -10,6 +10,10 @@ inline float sum_of_lanes(float v) {
 }
 
 template <typename T>
+inline float2 read_pair(const device T* p) {
+  return float2(*reinterpret_cast<const device vec<T, 2>*>(p));
+}
+template <typename T>
 inline float4 read_quad(const device T* p) {
   return float4(*reinterpret_cast<const device vec<T, 4>*>(p));
 }

@@ -115,8 +115,9 @@ def _cpp(launch: Launch) -> tuple[str, str]:
             passed.append(f"simt::{kind}()")
     head = re.sub(r" ?\[\[.*?\]\]", "", head)
     body = _threadgroup_variables(body)
-    entry = f"void run_{name}({', '.join(given)}) {{\n  if (simt::exists()) {expression}({', '.join(passed)});\n}}\n"
-    return name, f"{head}) {{\n{body}\n{entry}SIMT_KERNEL(\"{name}\", run_{name})\n"
+    call = f"if (simt::exists()) {expression}({', '.join(passed)});"
+    entry = f"void run_{name}({', '.join(given)}) {{\n  {call}\n}}\n"
+    return name, f'{head}) {{\n{body}\n{entry}SIMT_KERNEL("{name}", run_{name})\n'
 
 
 def _includes(text: str) -> str:

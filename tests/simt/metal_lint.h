@@ -26,6 +26,12 @@ using bfloat16_t = __bf16;
 template <class T, int N>
 struct vec;
 template <class T>
+struct vec<T, 2> {
+  T x, y;
+  template <class U>
+  explicit vec(const device vec<U, 2>&);
+};
+template <class T>
 struct vec<T, 3> {
   T x, y, z;
 };
@@ -39,15 +45,15 @@ struct vec<T, 4> {
   explicit vec(const vec<U, 4>&);
   template <class U>
   explicit vec(const device vec<U, 4>&);
-  template <class U>
-  explicit vec(const threadgroup vec<U, 4>&);
   T& operator[](uint);
   T operator[](uint) const;
 };
+using float2 = vec<float, 2>;
 using float4 = vec<float, 4>;
 using half4 = vec<half, 4>;
 using uint3 = vec<uint, 3>;
 float4 operator+(float4, float4);
+float2 operator*(float2, float);
 float4 operator*(float4, float);
 float4 operator-(float4, float);
 

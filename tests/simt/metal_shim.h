@@ -45,8 +45,9 @@ struct vec;
 template <class T>
 struct alignas(2 * sizeof(T)) vec<T, 2> {
   T x, y;
-  T& operator[](unsigned i) { return (&x)[i]; }
-  T operator[](unsigned i) const { return (&x)[i]; }
+  vec(T a, T b) : x(a), y(b) {}
+  template <class U>
+  explicit vec(const vec<U, 2>& o) : x(T(o.x)), y(T(o.y)) {}
 };
 template <class T>
 struct vec<T, 3> {
@@ -63,6 +64,7 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
   T& operator[](unsigned i) { return (&x)[i]; }
   T operator[](unsigned i) const { return (&x)[i]; }
 };
+using float2 = vec<float, 2>;
 using float4 = vec<float, 4>;
 using half4 = vec<half, 4>;
 using uint3 = vec<uint, 3>;
@@ -71,6 +73,7 @@ struct ulong2 {
   explicit ulong2(ulong v) : x(v), y(v) {}
 };
 inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b}; }
 inline float4 operator*(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
 inline float4 operator-(float4 a, float b) { return {a.x - b, a.y - b, a.z - b, a.w - b}; }
 
