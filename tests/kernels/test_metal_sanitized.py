@@ -59,6 +59,7 @@ asked = pytest.mark.skipif(not ALL, reason="EDGERUN_SANITIZE=all asks for it")
 def sanitized(
     san: str, types: tuple[int, ...], attention: bool, fault: tuple[str, str] | None
 ) -> subprocess.CompletedProcess[str]:
+    pytest.importorskip("mlx.core", reason="MLX is not installed")
     code = _CODE.format(
         san=san, types=types, sizes=_SIZES, attention=attention, fault=fault, all=ALL
     )
