@@ -1,5 +1,5 @@
-"""CUDA kernels on the CPU: builds a kernel file with the fiber engine of tests/simt, and launches
-its kernels from numpy with a GPU's meaning of blocks, barriers and warps.
+"""GPU kernels on the CPU: builds a CUDA file with the fiber engine of tests/simt, and launches its
+kernels from numpy with a GPU's meaning of blocks, barriers and warps. helpers/metal.py: Metal's.
 
 Libraries are kept in ``build/simt`` (or ``EDGERUN_SIMT_CACHE``), by what they were built from.
 """
@@ -264,7 +264,15 @@ def library(
         *SANITIZERS[sanitizer],
     ]
     heads = "".join(_text(d, (".cuh", ".h", ".cpp")) for d in {path.parent, KERNELS, ENGINE})
-    out = CACHE / f"{path.stem}-{sanitizer or 'plain'}-{digest(_base(), flags, unit, heads)}.so"
+    return shared_object(path.stem, unit, flags, heads, sanitizer)
+
+
+def shared_object(
+    stem: str, unit: str, flags: Sequence[str], heads: str = "", sanitizer: str = ""
+) -> Path:
+    """Compile the text of a C++ file, and link it with the engine, unless it lies in the cache."""
+    name = digest(_base(), flags, unit, heads, _text(ENGINE, (".h", ".cpp")))
+    out = CACHE / f"{stem}-{sanitizer or 'plain'}-{name}.so"
     if not out.exists():
         CACHE.mkdir(parents=True, exist_ok=True)
         cpp = out.with_suffix(f".{os.getpid()}.{threading.get_ident()}.cpp")

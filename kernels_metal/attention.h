@@ -1,0 +1,54 @@
+// attention.h: K and V as their pages hold them, and sums of splits of a sequence. Needs lanes.h.
+
+constant float LOG2E = 1.4426950408889634f;
+constexpr constant int PAGE = 32, SPLIT = 8 * PAGE;  // tokens; a split's sums are its own
+
+// Plain floats. `at` numbers heads of tokens: (page * PAGE + slot) * n_kv_heads + head.
+template <int D, typename T>
+struct Floats {
+  const device T* data;
+  float4 quad(ulong at, uint d) const { return read_quad(data + at * D + d); }
+  float one(ulong at, uint d) const { return float(data[at * D + d]); }
+};
+
+// int8 with a scale for each 32 of a head.
+template <int D>
+struct Codes {
+  const device int8_t* data;
+  const device half* scales;
+  float scale(ulong at, uint d) const { return float(scales[at * ((D + 31) / 32) + d / 32]); }
+  float4 quad(ulong at, uint d) const {
+    return read_quad(data + at * D + d) * scale(at, d);
+  }
+  float one(ulong at, uint d) const { return float(data[at * D + d]) * scale(at, d); }
+};
+
+template <int D, typename T>
+inline Floats<D, T> stored(const device T* data) {
+  return {data};
+}
+template <int D>
+inline Codes<D> stored(const device int8_t* data, const device half* scales) {
+  return {data, scales};
+}
+
+// Weighted V of some tokens, E dimensions of it: sum of 2^(score - top) V, and sum of the weights.
+template <int E>
+struct Sums {
+  float v[E];
+  float top, weights;
+  void clear() {
+    for (int e = 0; e < E; ++e) v[e] = 0.0f;
+    top = -INFINITY;
+    weights = 0.0f;
+  }
+  // Splits are added in their order, wherever they were summed.
+  void add(thread const Sums& o) {
+    const float now = max(top, o.top), mine = power(top, now), its = power(o.top, now);
+    for (int e = 0; e < E; ++e) v[e] = fma(v[e], mine, o.v[e] * its);
+    weights = fma(weights, mine, o.weights * its);
+    top = now;
+  }
+  // 2^(a - b) where a <= b, of which both may be -inf.
+  static float power(float a, float b) { return a == b ? 1.0f : precise::exp2(a - b); }
+};
