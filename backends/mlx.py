@@ -28,10 +28,11 @@ except ImportError as e:  # not installed, or for another system
         "with Apple Silicon"
     ) from None
 
+from edgerun.backends.mlx_kernels import QUANTIZED
 from edgerun.backends.mlx_kv import KV_TYPES, MLXKVPool, pool_bytes
 from edgerun.backends.mlx_ops import Mode
 from edgerun.backends.mlx_program import MLXProgram, failure
-from edgerun.backends.mlx_weights import Matrix, Vector, load, matrix_bytes
+from edgerun.backends.mlx_weights import UNPACKED_ONLY, Matrix, Vector, load, matrix_bytes
 
 __all__ = ["MLXBackend"]
 
@@ -45,6 +46,7 @@ class MLXBackend(base.Backend):
         exact: a row's logits have the same bits whatever else is in the batch; slower.
         narrow: multiply by affine matrices in float16 with float16 scales, instead of float32;
             ``None`` = on a GPU.
+        kernels: use our own Metal kernels; ``None`` = on a GPU.
 
     Raises:
         BackendUnavailableError: MLX finds no device.
@@ -53,12 +55,17 @@ class MLXBackend(base.Backend):
     name = "mlx"
     kv_types = KV_TYPES
 
-    def __init__(self, exact: bool = False, narrow: bool | None = None) -> None:
+    def __init__(
+        self, exact: bool = False, narrow: bool | None = None, kernels: bool | None = None
+    ) -> None:
         self.metal = bool(mx.metal.is_available())
         self._device = mx.Device(mx.gpu if self.metal else mx.cpu)
         narrow = (self.metal and not exact) if narrow is None else narrow
         self.batch_invariant = exact
-        self._mode = Mode(self.metal, narrow, exact, self._fuse)
+        kernels = self.metal if kernels is None else kernels
+        self._mode = Mode(self.metal, kernels, narrow, exact, self._fuse)
+        #: Types that stay as the file has them: where bits must not change, all we have kernels for.
+        self._raw = QUANTIZED if kernels and exact else UNPACKED_ONLY
         self._scale_type = np.float16 if narrow else np.float32
         self._total = _working_set() if self.metal else host_memory().total
         self._wired: int | None = None
@@ -111,7 +118,7 @@ class MLXBackend(base.Backend):
         keys = {name: f"{role == 'vector'}:{t.key}" for name, (t, role) in tensors.items()}
         wanted = {keys[name]: found for name, found in tensors.items()}
         sizes = [
-            4 * t.shape[0] if role == "vector" else matrix_bytes(t, self._scale_type)
+            4 * t.shape[0] if role == "vector" else matrix_bytes(t, self._scale_type, self._raw)
             for t, role in wanted.values()
         ]
         self._reserve(sum(sizes), f"{sum(sizes) / 1e6:.0f} MB of weights")
@@ -134,7 +141,7 @@ class MLXBackend(base.Backend):
             if taken is not None:
                 taken(tensor, 0, len(tensor.data))
             return vector
-        matrix = load(tensor, self._scale_type, taken=taken)
+        matrix = load(tensor, self._scale_type, self._raw, taken)
         mx.eval(matrix.arrays())  # here: another thread could not
         return matrix
 

@@ -15,9 +15,12 @@ __all__ = ["attend", "attend_exactly"]
 _SPLIT = 256
 
 
-def attend(q: mx.array, keys: Store, values: Store, step: Step, spec: Attention) -> mx.array:
-    """Row by row: ``q`` [n_tokens, n_heads * head_dim] -> the same shape, in its type."""
-    out = [_one_row(q[r.span], keys, values, step, i, spec) for i, r in enumerate(step.rows)]
+def attend(
+    q: mx.array, keys: Store, values: Store, step: Step, spec: Attention, first: int = 0
+) -> mx.array:
+    """Row by row: ``q`` [n_tokens, n_heads * head_dim] -> the same for rows ``first`` and on."""
+    rows = range(first, len(step.rows))
+    out = [_one_row(q[step.rows[i].span], keys, values, step, i, spec) for i in rows]
     return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
 

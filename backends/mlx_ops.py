@@ -9,16 +9,17 @@ from typing import Literal
 
 import mlx.core as mx
 
+from edgerun.backends import mlx_metal
 from edgerun.backends.base import Attention, Rope
 from edgerun.backends.mlx_attention import attend, attend_exactly
 from edgerun.backends.mlx_kv import MLXKVPool
 from edgerun.backends.mlx_step import Step
-from edgerun.backends.mlx_weights import Affine, Matrix, Vector, one_by_one
+from edgerun.backends.mlx_weights import Affine, Matrix, Packed, Vector, one_by_one
 
 __all__ = ["MLXOps", "Mode"]
 
 #: On a CPU MLX multiplies by codes row after row; from so many rows on, unpacking once is quicker.
-_FEW = 4
+_FEW = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,12 +28,14 @@ class Mode:
 
     Attributes:
         metal: on a GPU.
+        kernels: with our own kernels.
         narrow: whether what meets affine matrices is rounded to float16, as their scales are.
         exact: a row's bits do not depend on the rest of the batch.
         fuse: makes one kernel of a function of elements.
     """
 
     metal: bool
+    kernels: bool
     narrow: bool
     exact: bool
     fuse: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
@@ -73,7 +76,11 @@ class MLXOps:
         self._unbounded: mx.array | None = None  # what may exceed float16
 
     def embed(self, weight: Matrix, scale: float = 1.0) -> mx.array:
-        x = weight.rows(self._step.tokens)
+        tokens = self._step.tokens
+        if self._mode.kernels and isinstance(weight, Packed):
+            x = mlx_metal.rows(weight, tokens)
+        else:
+            x = weight.rows(tokens)
         return x if scale == 1.0 else x * scale
 
     def linear(
@@ -87,28 +94,33 @@ class MLXOps:
 
     def _product(self, x: mx.array, w: Matrix) -> mx.array:
         """float32 [n_tokens, n_out]."""
-        few = x.shape[0] <= _FEW
-        if isinstance(w, Affine):
-            if self._mode.exact and self._mode.metal:
-                return one_by_one(x, w.product)
-            if not self._mode.narrow:
-                # on a CPU each row is multiplied by itself
-                return w.product(x) if few or self._mode.exact or self._mode.metal else w.times(x)
-            return self._narrow_product(x, w, few)
-        return w.times(x, alone=self._mode.exact)
+        mode, n = self._mode, x.shape[0]
+        if mode.kernels and mlx_metal.takes(w):
+            if mode.exact or n <= mlx_metal.FEW:
+                return mlx_metal.linear(x, w)
+            if isinstance(w, Packed):
+                x, top = self._narrowed(x)
+                kind = "float16" if mode.narrow else "float32"
+                return _widened(x @ mlx_metal.unpacked(w, kind).T, top)
+        if not isinstance(w, Affine):
+            return w.times(x, alone=mode.exact)
+        if mode.exact:  # on a CPU each row is multiplied by itself anyway
+            return one_by_one(x, w.product) if mode.metal else w.product(x)
+        by_codes = mode.metal or n <= _FEW
+        x, top = self._narrowed(x)
+        return _widened(w.product(x) if by_codes else w.times(x.astype(mx.float32)), top)
 
-    def _narrow_product(self, x: mx.array, w: Affine, few: bool) -> mx.array:
-        """In float16 with float32 sums. Norms bound their results; those of gated units are
-        brought into range by the largest of a row."""
+    def _narrowed(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
+        """``x`` as products take it, and what to multiply their results by. Norms bound what they
+        give; what gated units give is brought into float16's range by the largest of a row."""
+        if not self._mode.narrow:
+            return x, None
         top = None
         if x is self._unbounded:
             top = mx.abs(x).max(axis=-1, keepdims=True)
             top = mx.where(top > 0, top, 1.0)
             x = x / top
-        x = x.astype(mx.float16)
-        y = w.product(x) if few or self._mode.metal else w.times(x.astype(mx.float32))
-        y = y.astype(mx.float32)
-        return y if top is None else y * top
+        return x.astype(mx.float16), top
 
     def rms_norm(self, x: mx.array, weight: Vector, eps: float) -> mx.array:
         if weight.size == x.shape[-1]:
@@ -141,9 +153,18 @@ class MLXOps:
         shape = (-1, spec.n_kv_heads, spec.head_dim)
         keys.write(self._step.slots, k.reshape(shape))
         values.write(self._step.slots, v.reshape(shape))
-        if self._mode.exact:
-            return attend_exactly(q, keys, values, self._step, spec)
-        return attend(q, keys, values, self._step, spec)
+        step = self._step
+        if not self._mode.kernels or spec.head_dim % 4:
+            every = attend_exactly if self._mode.exact else attend
+            return every(q, keys, values, step, spec)
+        n_rows = len(step.rows) if self._mode.exact else step.n_short(mlx_metal.FEW)
+        out = []
+        if n_rows:  # those that generate come first
+            short = q[: step.rows[n_rows - 1].span.stop]
+            out.append(mlx_metal.attention(short, keys, values, step, n_rows, spec))
+        if n_rows < len(step.rows):
+            out.append(attend(q, keys, values, step, spec, n_rows))
+        return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
     def glu(self, gate: mx.array, up: mx.array, act: Literal["silu", "gelu"]) -> mx.array:
         self._unbounded = self._functions[act](gate, up)
@@ -164,3 +185,8 @@ class MLXOps:
 
     def hidden(self, x: mx.array) -> mx.array:
         return x
+
+
+def _widened(y: mx.array, top: mx.array | None) -> mx.array:
+    y = y.astype(mx.float32)
+    return y if top is None else y * top

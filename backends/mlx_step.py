@@ -63,6 +63,13 @@ class Step:
         #: What layers of one kind compute alike, by whatever they choose as a key.
         self.shared: dict[object, mx.array] = {}
 
+    def n_short(self, most: int) -> int:
+        """How many rows, from the first on, have at most ``most`` new tokens."""
+        for i, r in enumerate(self.rows):
+            if r.n_total - r.n_past > most:
+                return i
+        return len(self.rows)
+
 
 def _rows(batch: base.Batch) -> list[Row]:
     found = []
