@@ -87,20 +87,21 @@ class MLXBackend(base.Backend):
         )
 
     def describe(self) -> Mapping[str, Any]:
-        info = mx.device_info()
+        info = _device_info()
         if self._mode.exact:
             bits = "do not depend on the batch (exact)"
         else:
             bits = "depend on the batch: MLX picks kernels by row count (--exact: ours alone)"
         return {
             "device": info.get("device_name", "?") if self.metal else "CPU, MLX without Metal",
+            "metal": self.metal,
             "mlx": importlib.metadata.version("mlx"),
             "matrices": "float16" if self._mode.narrow else "float32",
             "last bits": bits,
         }
 
     def numerics(self) -> str:
-        device = mx.device_info().get("architecture", "?") if self.metal else "cpu"
+        device = _device_info().get("architecture", "?") if self.metal else "cpu"
         version = importlib.metadata.version("mlx")
         return f"mlx {version} {device} exact={self._mode.exact} narrow={self._mode.narrow}"
 
@@ -183,7 +184,13 @@ class MLXBackend(base.Backend):
 
 def _working_set() -> int:
     """Bytes that the GPU can hold without the system taking some away."""
-    return int(mx.device_info()["max_recommended_working_set_size"])
+    return int(_device_info()["max_recommended_working_set_size"])
+
+
+def _device_info() -> dict[str, Any]:
+    info = getattr(mx, "device_info", None) or mx.metal.device_info  # older versions' place
+    found: dict[str, Any] = info()
+    return found
 
 
 def _wire(limit: int) -> int | None:
