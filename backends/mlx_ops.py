@@ -95,6 +95,8 @@ class MLXOps:
     def _product(self, x: mx.array, w: Matrix) -> mx.array:
         """float32 [n_tokens, n_out]."""
         mode, n = self._mode, x.shape[0]
+        if n == 0:  # of a step that wants no logits
+            return mx.zeros((0, w.n_out))
         if mode.kernels and mlx_metal.takes(w):
             if mode.exact or n <= mlx_metal.FEW:
                 return mlx_metal.linear(x, w)
