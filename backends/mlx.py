@@ -64,7 +64,7 @@ class MLXBackend(base.Backend):
         self.batch_invariant = exact
         kernels = self.metal if kernels is None else kernels
         self._mode = Mode(self.metal, kernels, narrow, exact, self._fuse)
-        #: Types that stay as the file has them: where bits must not change, all we have kernels for.
+        #: Types that stay as the file has them; if exact, all that our kernels read.
         self._raw = QUANTIZED if kernels and exact else UNPACKED_ONLY
         self._scale_type = np.float16 if narrow else np.float32
         self._total = _working_set() if self.metal else host_memory().total

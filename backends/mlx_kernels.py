@@ -26,6 +26,7 @@ __all__ = [
     "attention",
     "launch_all_rows",
     "launch_attention",
+    "launch_gemm",
     "launch_linear",
     "launch_merge",
     "launch_rows",
@@ -131,6 +132,7 @@ def metal_kernel(source: Source) -> Any:
 
 _LINEAR = Source("gemv", ("w", "x"), ("y",), ("lanes.h", "blocks.h", "gemv.h"))
 _LINEAR_FLOAT = Source("gemv_float", ("w", "x"), ("y",), ("lanes.h", "gemv_float.h"))
+_GEMM = Source("gemm", ("w", "x"), ("y",), ("lanes.h", "blocks.h", "gemm.h"))
 _ROWS_BY_ID = Source("rows", ("w", "ids"), ("out",), ("blocks.h", "rows.h"))
 _ALL_ROWS = Source("all_rows", ("w",), ("out",), ("blocks.h", "rows.h"))
 _INPUTS = ("pages", "row", "place", "factors")
@@ -183,6 +185,25 @@ def launch_linear(w: Array, type_: GGMLType, x: Array) -> Launch:
         (tokens, n),
         _dtype(x),
     )
+
+
+def launch_gemm(w: Array, type_: GGMLType, x: Array) -> Launch:
+    """:func:`launch_linear` for a prompt's tokens by the GPU's matrix units: other bits, and for
+    float16 ``x`` weights rounded to that. Only types of :data:`QUANTIZED`.
+
+    Raises:
+        BackendError: no kernel reads this type, or the rows do not have ``k`` values.
+    """
+    n, (tokens, k) = w.shape[0], x.shape
+    _check(w, type_, k)
+    half = _dtype(x) == "float16"
+    rows = 64 if half else 32
+    template = (
+        *(("TYPE", int(type_)), ("ROWS", rows)),
+        *(("T", _dtype(x)), ("S", "float16" if half else "float32")),
+    )
+    grid = (-(-n // rows) * 128, -(-tokens // 32), 1)
+    return Launch(_GEMM, (w, x), template, grid, (128, 1, 1), (tokens, n), _dtype(x))
 
 
 def launch_rows(w: Array, type_: GGMLType, k: int, ids: Array, dtype: str) -> Launch:

@@ -7,6 +7,7 @@ before the next one begins.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import mlx.core as mx
@@ -75,7 +76,7 @@ def _quantized(x: mx.array) -> tuple[mx.array, mx.array]:
     blocks = x.reshape(*x.shape[:-1], n_blocks, BLOCK)
     top = mx.abs(blocks).max(axis=-1, keepdims=True)
     # max may drop NaN; a sum does not
-    top = mx.where(mx.isnan(blocks.sum(axis=-1, keepdims=True)), mx.array(np.float32(np.nan)), top)
+    top = mx.where(mx.isnan(blocks.sum(axis=-1, keepdims=True)), math.nan, top)
     d = (top / 127).astype(mx.float16)
     usable = mx.isfinite(d) & (d > 0)
     inverse = 1 / mx.where(usable, d.astype(mx.float32), 1.0)

@@ -12,10 +12,12 @@ from edgerun.backends.mlx_step import Step
 from edgerun.backends.mlx_weights import Floats, Matrix, Packed
 from edgerun.gguf import GGMLType
 
-__all__ = ["FEW", "attention", "linear", "rows", "takes", "unpacked"]
+__all__ = ["FEW", "SOME", "attention", "linear", "rows", "takes", "tiled", "unpacked"]
 
 #: Tokens of a row up to which our kernels are used for speed: decodes and checks of drafts.
 FEW = 12
+#: Tokens up to which unpacking tile by tile moves less than unpacking a matrix as a whole.
+SOME = 128
 
 _FLOATS = {
     mx.float32: GGMLType.F32, mx.float16: GGMLType.F16, mx.bfloat16: GGMLType.BF16,
@@ -31,20 +33,34 @@ def takes(w: Matrix) -> bool:
 
 def linear(x: mx.array, w: Matrix) -> mx.array:
     """``x @ w.T``, a token's bits the same for any number of them."""
-    if isinstance(w, Packed):
-        return mlx_kernels.launch_linear(w.data, GGMLType(w.kind), x).run()
-    assert isinstance(w, Floats)
-    return mlx_kernels.launch_linear(w.values, _FLOATS[w.values.dtype], x).run()
+    return _run(mlx_kernels.launch_linear(*_stored(w), x))
+
+
+def tiled(x: mx.array, w: Packed) -> mx.array:
+    """``x @ w.T`` for more tokens; other bits than :func:`linear`'s."""
+    return _run(mlx_kernels.launch_gemm(*_stored(w), x))
 
 
 def rows(w: Packed, ids: mx.array) -> mx.array:
     """Rows of a matrix in float32."""
-    return mlx_kernels.launch_rows(w.data, GGMLType(w.kind), w.n_in, ids, "float32").run()
+    return _run(mlx_kernels.launch_rows(*_stored(w), w.n_in, ids, "float32"))
 
 
 def unpacked(w: Packed, dtype: str) -> mx.array:
     """The whole matrix, for a product with many tokens."""
-    return mlx_kernels.launch_all_rows(w.data, GGMLType(w.kind), w.n_in, dtype).run()
+    return _run(mlx_kernels.launch_all_rows(*_stored(w), w.n_in, dtype))
+
+
+def _stored(w: Matrix) -> tuple[mx.array, GGMLType]:
+    if isinstance(w, Packed):
+        return w.data, GGMLType(w.kind)
+    assert isinstance(w, Floats)
+    return w.values, _FLOATS[w.values.dtype]
+
+
+def _run(launch: mlx_kernels.Launch) -> mx.array:
+    out: mx.array = launch.run()
+    return out
 
 
 def attention(

@@ -102,6 +102,8 @@ class MLXOps:
                 return mlx_metal.linear(x, w)
             if isinstance(w, Packed):
                 x, top = self._narrowed(x)
+                if n <= mlx_metal.SOME:
+                    return _widened(mlx_metal.tiled(x, w), top)
                 kind = "float16" if mode.narrow else "float32"
                 return _widened(x @ mlx_metal.unpacked(w, kind).T, top)
         if not isinstance(w, Affine):

@@ -92,13 +92,15 @@ class MLXProgram(base.Program):
             mx.eval(self._kv.arrays())
             return np.zeros((0, self.n_vocab), np.float32)
         if not batch.want_best:
-            mx.async_eval(logits, *self._kv.arrays())
-            return _host(logits)
+            _begin(logits, *self._kv.arrays())
+            found = _host(logits)
+            _settle()
+            return found
         finite = mx.isfinite(logits).all(axis=1)
         best = mx.where(finite, mx.argmax(logits, axis=1).astype(mx.int32), -1)
-        mx.async_eval(best, logits, *self._kv.arrays())
+        _begin(best, logits, *self._kv.arrays())
         self.best = np.array(best)
-        mx.synchronize()  # so that nothing in flight holds the pages when the next step writes
+        _settle()
         return cast(base.F32, _Fetched(_Logits(logits), range(n)))
 
     def _reserve(self, batch: base.Batch) -> None:
@@ -114,6 +116,17 @@ class MLXProgram(base.Program):
                 f"a step of {n} tokens needs {need / 2**20:.0f} MiB, but {free / 2**20:.0f} MiB "
                 "are free: close other programs or lower n_ctx"
             )
+
+
+def _begin(*arrays: mx.array) -> None:
+    """Start computing; ``async_eval`` has no types."""
+    cast(Any, mx).async_eval(*arrays)
+
+
+def _settle() -> None:
+    """Wait until nothing in flight holds the pages: the next step would copy all of them to write.
+    That is why no step begins before the last one has ended."""
+    mx.synchronize()
 
 
 def failure(error: BaseException, what: str) -> EdgerunError:

@@ -68,8 +68,12 @@ class Matrix(abc.ABC):
         parts = []
         for i in range(0, self.n_out, step):
             tile = self.rows(slice(i, min(i + step, self.n_out))).T
-            parts.append(one_by_one(x, lambda y, w=tile: y @ w) if alone else x @ tile)
+            parts.append(_by_itself(x, tile) if alone else x @ tile)
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=1)
+
+
+def _by_itself(x: mx.array, tile: mx.array) -> mx.array:
+    return one_by_one(x, lambda row: row @ tile)
 
 
 def one_by_one(x: mx.array, product: Callable[[mx.array], mx.array]) -> mx.array:
@@ -151,12 +155,13 @@ def _f32(x: npt.NDArray[Any]) -> F32:
 
 def _low_high(qs: U8) -> U8:
     """Low nibbles, then high ones: [..., k] -> [..., 2 k]."""
-    return np.concatenate([qs & 15, qs >> 4], axis=-1)
+    return np.concatenate([qs & np.uint8(15), qs >> np.uint8(4)], axis=-1)
 
 
 def _five(b: npt.NDArray[Any]) -> U8:
     top = np.unpackbits(b["qh"], axis=-1, bitorder="little")
-    return _low_high(b["qs"]) | top << 4
+    codes: U8 = _low_high(b["qs"]) | top << np.uint8(4)
+    return codes
 
 
 def _k(b: npt.NDArray[Any], codes: U8) -> tuple[U8, F32, F32]:
@@ -173,8 +178,9 @@ def _k_codes(b: npt.NDArray[Any]) -> U8:
 
 
 def _q5_k(b: npt.NDArray[Any]) -> tuple[U8, F32, F32]:
-    high = b["qh"][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
-    return _k(b, _k_codes(b) | high.reshape(*b.shape, 256) << 4)
+    high = b["qh"][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & np.uint8(1)
+    codes: U8 = _k_codes(b) | high.reshape(*b.shape, 256) << np.uint8(4)
+    return _k(b, codes)
 
 
 def _zero_at(zero: int, codes: U8, b: npt.NDArray[Any]) -> tuple[U8, F32, F32]:
@@ -201,7 +207,8 @@ _AFFINE: dict[int, tuple[int, np.dtype[Any], Split]] = {
         lambda b: (_five(b), _f32(b["d"]), _f32(b["m"])),
     ),
     _T.Q8_0: (
-        8, _layout(("d", "<f2"), ("qs", "u1", 32)), lambda b: _zero_at(128, b["qs"] ^ 0x80, b),
+        8, _layout(("d", "<f2"), ("qs", "u1", 32)),
+        lambda b: _zero_at(128, b["qs"] ^ np.uint8(128), b),
     ),
     _T.Q4_K: (
         4, _layout(("d", "<f2"), ("dmin", "<f2"), ("scales", "u1", 12), ("qs", "u1", 128)),
@@ -224,7 +231,7 @@ def _pack(codes: U8, bits: int) -> npt.NDArray[np.uint32]:
     if bits == 8:
         packed = np.ascontiguousarray(codes)
     elif bits == 4:
-        packed = codes[:, 0::2] | codes[:, 1::2] << 4
+        packed = codes[:, 0::2] | codes[:, 1::2] << np.uint8(4)
     else:
         spread = np.unpackbits(codes[:, :, None], axis=2, count=bits, bitorder="little")
         packed = np.packbits(spread.reshape(len(codes), -1), axis=1, bitorder="little")

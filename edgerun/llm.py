@@ -56,8 +56,8 @@ class LLM(Coroutines):
     Args:
         model: a catalogue name (pulled if missing), a GGUF file's path, or ``None`` for the
             default model.
-        backend: ``"auto"``, ``"cuda"``, ``"mlx"``, ``"cpu"``, ``"reference"``, ``"llama_cpp"``, or a
-            :class:`~edgerun.backends.base.Backend`, which :meth:`close` then leaves open.
+        backend: ``"auto"``, ``"cuda"``, ``"mlx"``, ``"cpu"``, ``"reference"``, ``"llama_cpp"``, or
+            a :class:`~edgerun.backends.base.Backend`, which :meth:`close` then leaves open.
             ``"auto"`` takes an NVIDIA GPU if one is there and the model fits, else the CPU, and
             leaves files that edgerun does not run itself to llama.cpp.
         n_ctx: context in tokens, prompt and answer together; ``None`` = as trained, as far as

@@ -1,6 +1,5 @@
 // attention.h: K and V as their pages hold them, and sums of splits of a sequence. Needs lanes.h.
 
-constant float LOG2E = 1.4426950408889634f;
 constexpr constant int PAGE = 32, SPLIT = 8 * PAGE;  // tokens; a split's sums are its own
 
 // Plain floats. `at` numbers heads of tokens: (page * PAGE + slot) * n_kv_heads + head.
@@ -8,6 +7,7 @@ template <int D, typename T>
 struct Floats {
   const device T* data;
   float4 quad(ulong at, uint d) const { return read_quad(data + at * D + d); }
+  float2 pair(ulong at, uint d) const { return read_pair(data + at * D + d); }
   float one(ulong at, uint d) const { return float(data[at * D + d]); }
 };
 
@@ -20,6 +20,7 @@ struct Codes {
   float4 quad(ulong at, uint d) const {
     return read_quad(data + at * D + d) * scale(at, d);
   }
+  float2 pair(ulong at, uint d) const { return read_pair(data + at * D + d) * scale(at, d); }
   float one(ulong at, uint d) const { return float(data[at * D + d]) * scale(at, d); }
 };
 
@@ -30,6 +31,26 @@ inline Floats<D, T> stored(const device T* data) {
 template <int D>
 inline Codes<D> stored(const device int8_t* data, const device half* scales) {
   return {data, scales};
+}
+
+// The E dimensions of a head that a lane has: as few reads as their alignment allows.
+template <int D, int E, typename STORE>
+inline void read_lane(STORE store, ulong at, uint lane, thread float* v) {
+  if (D == 32 * E && E % 4 == 0) {
+    UNROLL for (uint e = 0; e < E; e += 4) {
+      const float4 x = store.quad(at, lane * E + e);
+      v[e] = x.x;
+      v[e + 1] = x.y;
+      v[e + 2] = x.z;
+      v[e + 3] = x.w;
+    }
+  } else if (D == 64) {
+    const float2 x = store.pair(at, lane * 2);
+    v[0] = x.x;
+    v[E - 1] = x.y;
+  } else {
+    UNROLL for (uint e = 0; e < E; ++e) v[e] = lane * E + e < D ? store.one(at, lane * E + e) : 0.0f;
+  }
 }
 
 // Weighted V of some tokens, E dimensions of it: sum of 2^(score - top) V, and sum of the weights.

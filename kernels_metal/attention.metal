@@ -5,6 +5,7 @@
 // Grid: a simdgroup for each head of a token, and with PARTS for each split it sees (x: splits, y: heads, z: tokens).
 // For scores four lanes share a key and a lane keeps one score; for V lanes share the dimensions.
 constexpr uint QUADS = (D + 15) / 16, E = (D + 31) / 32;
+constexpr float LOG2E = 1.4426950408889634f;
 const uint lane = thread_index_in_simdgroup, part = lane & 3, of_eight = lane >> 2;
 const uint token = threadgroup_position_in_grid.z, n_heads = q_shape[1], n_kv = k_shape[2];
 const uint head = threadgroup_position_in_grid.y * simdgroups_per_threadgroup + simdgroup_index_in_threadgroup;
@@ -19,7 +20,7 @@ if (PARTS) {
 const uint table = uint(row[token]) * uint(pages_shape[1]);
 
 float4 query[QUADS];
-for (uint i = 0; i < QUADS; ++i) {
+UNROLL for (uint i = 0; i < QUADS; ++i) {
   const uint d = 4 * (part + 4 * i);
   query[i] = d < D ? read_quad(q + ulong(token * n_heads + head) * D + d) : float4(0.0f);
 }
@@ -35,10 +36,9 @@ for (; split <= last_split; ++split) {
     for (uint i = 0; i < 4; ++i) {
       const ulong key = (base + 8 * i + of_eight) * n_kv + kv_head;
       float dot = 0.0f;
-      for (uint j = 0; j < QUADS; ++j) {
+      UNROLL for (uint j = 0; j < QUADS; ++j) {
         const uint d = 4 * (part + 4 * j);
-        if (d >= D) break;
-        dot = sum_of_products(query[j], keys.quad(key, d), dot);
+        if (d < D) dot = sum_of_products(query[j], keys.quad(key, d), dot);
       }
       dot += simd_shuffle_xor(dot, 1);
       dot += simd_shuffle_xor(dot, 2);
@@ -59,8 +59,9 @@ for (; split <= last_split; ++split) {
     for (int j = from; j <= to; ++j) {
       const float w = simd_shuffle(weight, ushort(4 * (j & 7) + (j >> 3)));
       const ulong key = (base + uint(j)) * n_kv + kv_head;
-      for (uint e = 0; e < E; ++e)
-        if (lane * E + e < D) sums.v[e] = fma(w, values.one(key, lane * E + e), sums.v[e]);
+      float v[E];
+      read_lane<D, E>(values, key, lane, v);
+      UNROLL for (uint e = 0; e < E; ++e) sums.v[e] = fma(w, v[e], sums.v[e]);
     }
   }
   sums.weights = sum_of_lanes(sums.weights);
@@ -70,10 +71,10 @@ for (; split <= last_split; ++split) {
 if (PARTS) {
   const ulong where = ulong(token * n_heads + head) * threadgroups_per_grid.x + threadgroup_position_in_grid.x;
   for (uint e = 0; e < E; ++e)
-    if (lane * E + e < D) out[where * (D + 2) + lane * E + e] = sums.v[e];
+    if (lane * E + e < D) out[where * (D + 2) + lane * E + e] = OUT(sums.v[e]);
   if (lane == 0) {
-    out[where * (D + 2) + D] = sums.top;
-    out[where * (D + 2) + D + 1] = sums.weights;
+    out[where * (D + 2) + D] = OUT(sums.top);
+    out[where * (D + 2) + D + 1] = OUT(sums.weights);
   }
 } else {
   for (uint e = 0; e < E; ++e)

@@ -2,7 +2,8 @@
 // byte of a block has one reader. Blocks lie as in the file, so their fields are aligned to 2 bytes or to none.
 // Formats: ggml's block structures, as the gguf package decodes them.
 
-// weight = scale * code - least; RUN consecutive quads have the same scale and least.
+// weight = scale * code - least; RUN consecutive quads have the same scale and least. STEP / 16 consecutive shares hold STEP
+// weights side by side.
 struct Share {
   float4 code[4];
   float scale[4];
@@ -27,7 +28,7 @@ inline float4 levels_of(constant float* table, uint v) {
 
 // ---- blocks of 32: share 0 holds weights 0-7 and 16-23, whose codes are the low and high halves of 8 bytes; share 1 the rest
 struct Halves {
-  enum { WEIGHTS = 32, RUN = 4 };
+  enum { WEIGHTS = 32, RUN = 4, STEP = 32 };
   static uint at(uint share, uint quad) { return (share << 3) + ((quad & 1) << 2) + ((quad & 2) << 3); }
 };
 // Codes of two words of bytes: quads 0 and 1 are their low halves, 2 and 3 their high ones.
@@ -90,7 +91,7 @@ struct Format<7> : Halves {  // Q5_1
 };
 template <>
 struct Format<8> {  // Q8_0: a share is 16 consecutive weights
-  enum { WEIGHTS = 32, RUN = 4, BYTES = 34, HAS_LEAST = 0 };
+  enum { WEIGHTS = 32, RUN = 4, STEP = 32, BYTES = 34, HAS_LEAST = 0 };
   static uint at(uint share, uint quad) { return (share << 4) + (quad << 2); }
   static void decode(const device uchar* b, uint share, thread Share& s) {
     for (uint j = 0; j < 4; ++j) s.code[j] = signed_bytes_of(read4(b + 2 + at(share, j)));
@@ -120,7 +121,7 @@ struct Format<39> : Halves {  // MXFP4: levels are doubled, so the power of two 
 };
 template <>
 struct Format<23> {  // IQ4_XS: 8 blocks of 32 with 6-bit scales; two shares a block
-  enum { WEIGHTS = 256, RUN = 4, BYTES = 136, HAS_LEAST = 0 };
+  enum { WEIGHTS = 256, RUN = 4, STEP = 32, BYTES = 136, HAS_LEAST = 0 };
   static uint at(uint share, uint quad) { return (share >> 1 << 5) + Halves::at(share & 1, quad); }
   static void decode(const device uchar* b, uint share, thread Share& s) {
     const uint block = share >> 1;
@@ -134,7 +135,7 @@ struct Format<23> {  // IQ4_XS: 8 blocks of 32 with 6-bit scales; two shares a b
 
 // ---- blocks of 256 in two halves: quad j of a share is in the j-th 32 weights of its half; a scale is of 16 weights
 struct Quarters {
-  enum { WEIGHTS = 256, RUN = 1 };
+  enum { WEIGHTS = 256, RUN = 1, STEP = 128 };
   static uint at(uint share, uint quad) { return (share >> 3 << 7) + (quad << 5) + ((share & 7) << 2); }
   static uint scale_at(uint share, uint quad) { return (share >> 3 << 3) + (quad << 1) + (share >> 2 & 1); }
   static uint half_at(uint share) { return (share >> 3 << 5) + ((share & 7) << 2); }  // 32 bytes a half
@@ -184,7 +185,7 @@ struct Format<14> : Quarters {  // Q6_K
 
 // ---- Q4_K and Q5_K: 4 times 32 bytes, whose low and high halves are blocks of 32; four shares to 32 bytes
 struct Pairs {
-  enum { WEIGHTS = 256, RUN = 2 };
+  enum { WEIGHTS = 256, RUN = 2, STEP = 64 };
   static uint at(uint share, uint quad) {
     return (share >> 2 << 6) + ((share & 3) << 3) + ((quad & 1) << 2) + ((quad & 2) << 4);
   }

@@ -34,16 +34,16 @@ inline void gemv(const device uchar* w, const device T* x, device T* y, uint n, 
   for (uint i = lane; i < k / 16; i += 32) {
     const uint block = i / SHARES, share = i % SHARES;
     Share shares[ROWS];
-    for (int r = 0; r < ROWS; ++r) F::decode(rows[r] + ulong(block) * F::BYTES, share, shares[r]);
-    for (uint t = 0; t < TOKENS; ++t) {
+    UNROLL for (int r = 0; r < ROWS; ++r) F::decode(rows[r] + ulong(block) * F::BYTES, share, shares[r]);
+    UNROLL for (uint t = 0; t < TOKENS; ++t) {
       const device T* in = x + ulong(min(token + t, tokens - 1)) * k + block * F::WEIGHTS;
       float4 quads[4];
       for (uint j = 0; j < 4; ++j) quads[j] = read_quad(in + F::at(share, j));
-      for (int r = 0; r < ROWS; ++r) sums[r][t] = add_share<TYPE>(shares[r], quads, sums[r][t]);
+      UNROLL for (int r = 0; r < ROWS; ++r) sums[r][t] = add_share<TYPE>(shares[r], quads, sums[r][t]);
     }
   }
-  for (uint t = 0; t < TOKENS; ++t)
-    for (uint r = 0; r < ROWS; ++r) {
+  UNROLL for (uint t = 0; t < TOKENS; ++t)
+    UNROLL for (uint r = 0; r < ROWS; ++r) {
       const float sum = sum_of_lanes(sums[r][t]);
       if (lane == 0 && row + r < n && token + t < tokens) y[ulong(token + t) * n + row + r] = T(sum);
     }

@@ -19,16 +19,16 @@ inline void gemv_float(const device W* w, const device T* x, device T* y, uint n
     for (int t = 0; t < TOKENS; ++t) sums[r][t] = 0.0f;
   for (uint at = 16 * lane; at < k; at += 16 * 32) {
     float4 weights[ROWS][4];
-    for (uint r = 0; r < ROWS; ++r)
-      for (uint j = 0; j < 4; ++j) weights[r][j] = quad_of_row(w + ulong(min(row + r, n - 1)) * k, at + 4 * j, k);
-    for (uint t = 0; t < TOKENS; ++t)
-      for (uint j = 0; j < 4; ++j) {
+    UNROLL for (uint r = 0; r < ROWS; ++r)
+      UNROLL for (uint j = 0; j < 4; ++j) weights[r][j] = quad_of_row(w + ulong(min(row + r, n - 1)) * k, at + 4 * j, k);
+    UNROLL for (uint t = 0; t < TOKENS; ++t)
+      UNROLL for (uint j = 0; j < 4; ++j) {
         const float4 in = quad_of_row(x + ulong(min(token + t, tokens - 1)) * k, at + 4 * j, k);
-        for (int r = 0; r < ROWS; ++r) sums[r][t] = sum_of_products(weights[r][j], in, sums[r][t]);
+        UNROLL for (int r = 0; r < ROWS; ++r) sums[r][t] = sum_of_products(weights[r][j], in, sums[r][t]);
       }
   }
-  for (uint t = 0; t < TOKENS; ++t)
-    for (uint r = 0; r < ROWS; ++r) {
+  UNROLL for (uint t = 0; t < TOKENS; ++t)
+    UNROLL for (uint r = 0; r < ROWS; ++r) {
       const float sum = sum_of_lanes(sums[r][t]);
       if (lane == 0 && row + r < n && token + t < tokens) y[ulong(token + t) * n + row + r] = T(sum);
     }

@@ -7,7 +7,6 @@ few tokens, and perplexity lends it numpy's product: everything else is MLX's.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -23,12 +22,12 @@ from edgerun.text.tokenizer import load_tokenizer  # noqa: E402
 
 
 @pytest.fixture(scope="module", params=g.MODELS)
-def case(request: pytest.FixtureRequest) -> Iterator[tuple[g.Golden, Runner]]:
+def case(request: pytest.FixtureRequest) -> tuple[g.Golden, Runner]:
     golden = g.load(request.param)
     if not g.full():
         shortest = sorted(golden.prompts, key=lambda p: len(p.ids))[:2]
         golden = replace(golden, prompts=shortest)
-    yield golden, Runner(golden.model, MLXBackend(), n_ctx=golden.context, kv_type="f32")
+    return golden, Runner(golden.model, MLXBackend(), n_ctx=golden.context, kv_type="f32")
 
 
 @pytest.mark.timeout(900)

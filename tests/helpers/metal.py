@@ -115,13 +115,19 @@ def _cpp(launch: Launch) -> tuple[str, str]:
             passed.append(f"simt::{kind}()")
     head = re.sub(r" ?\[\[.*?\]\]", "", head)
     body = _threadgroup_variables(body)
-    entry = f"void run_{name}({', '.join(given)}) {{\n  if (simt::exists()) {expression}({', '.join(passed)});\n}}\n"
-    return name, f"{head}) {{\n{body}\n{entry}SIMT_KERNEL(\"{name}\", run_{name})\n"
+    call = f"if (simt::exists()) {expression}({', '.join(passed)});"
+    entry = f"void run_{name}({', '.join(given)}) {{\n  {call}\n}}\n"
+    return name, f'{head}) {{\n{body}\n{entry}SIMT_KERNEL("{name}", run_{name})\n'
+
+
+def _includes(text: str) -> str:
+    """Metal's own headers are all in the shim."""
+    return re.sub(r"#include <metal_\w+>", "", text)
 
 
 def _threadgroup_variables(text: str) -> str:
     """``threadgroup`` before a variable says where it lies; before a pointer, what it points to."""
-    return re.sub(r"^( *)threadgroup (\w[^()*&;]*;)", r"\1SIMT_THREADGROUP \2", text, flags=re.M)
+    return re.sub(r"^( *)threadgroup (\w+ \w+\[.*\];)", r"\1SIMT_THREADGROUP \2", text, flags=re.M)
 
 
 class Modules:
@@ -146,7 +152,7 @@ class Modules:
                 self._modules.update(dict.fromkeys(kernels, simt.Module(library)))
 
     def _library(self, source: Source, kernels: dict[str, str]) -> Path:
-        whole = _threadgroup_variables(source.header) + "".join(kernels.values())
+        whole = _includes(source.header) + "".join(kernels.values())
         if self._planted is not None:
             old, new = self._planted
             assert old in whole, f"the kernels no longer hold what the fault replaces: {old}"
@@ -178,3 +184,21 @@ class Modules:
             module.launch(name, groups, threads, *arrays, out.array)
         out.check()
         return out.array
+
+
+def lint(source: str) -> list[str]:
+    """What clang says of a source that MLX generated, with Metal's address spaces. Skips the
+    calling test where there is no libclang."""
+    import pytest
+
+    cindex = pytest.importorskip("clang.cindex", reason="the libclang wheel is not installed")
+    text = _includes(_threadgroup_variables(source))
+    text = re.sub(r" ?\[\[.*?\]\]", "", text.replace("const constant", "constant"))
+    flags = [
+        *("-x", "c++", "-std=c++17", "-nostdinc", "-fno-exceptions", "-fno-rtti", "-Wall"),
+        *("-Wextra", "-Wno-unknown-pragmas", "-Wno-sign-compare"),
+        *("-Wno-undefined-inline", "-Wno-undefined-internal"),
+        *("-include", str(simt.ENGINE / "metal_lint.h")),
+    ]
+    unit = cindex.Index.create().parse("kernel.cpp", flags, [("kernel.cpp", text)])
+    return [str(d) for d in unit.diagnostics]

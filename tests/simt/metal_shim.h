@@ -45,8 +45,9 @@ struct vec;
 template <class T>
 struct alignas(2 * sizeof(T)) vec<T, 2> {
   T x, y;
-  T& operator[](unsigned i) { return (&x)[i]; }
-  T operator[](unsigned i) const { return (&x)[i]; }
+  vec(T a, T b) : x(a), y(b) {}
+  template <class U>
+  explicit vec(const vec<U, 2>& o) : x(T(o.x)), y(T(o.y)) {}
 };
 template <class T>
 struct vec<T, 3> {
@@ -63,10 +64,16 @@ struct alignas(4 * sizeof(T)) vec<T, 4> {
   T& operator[](unsigned i) { return (&x)[i]; }
   T operator[](unsigned i) const { return (&x)[i]; }
 };
+using float2 = vec<float, 2>;
 using float4 = vec<float, 4>;
 using half4 = vec<half, 4>;
 using uint3 = vec<uint, 3>;
+struct ulong2 {
+  ulong x, y;
+  explicit ulong2(ulong v) : x(v), y(v) {}
+};
 inline float4 operator+(float4 a, float4 b) { return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w}; }
+inline float2 operator*(float2 a, float b) { return {a.x * b, a.y * b}; }
 inline float4 operator*(float4 a, float b) { return {a.x * b, a.y * b, a.z * b, a.w * b}; }
 inline float4 operator-(float4 a, float b) { return {a.x - b, a.y - b, a.z - b, a.w - b}; }
 
@@ -126,6 +133,54 @@ inline float simd_max(float v, SIMT_HERE) {
   };
   simt::collective(simt::warp_mask(), 3, &v, resolve, where);
   return v;
+}
+
+// 8x8 matrices: a lane holds two elements, which ones is the GPU's affair.
+template <class T, int ROWS, int COLS>
+struct simdgroup_matrix {
+  T e[2];
+};
+template <class T, int ROWS, int COLS>
+inline simdgroup_matrix<T, ROWS, COLS> make_filled_simdgroup_matrix(T v) {
+  return {{v, v}};
+}
+template <class T>
+inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& m, const T* p, ulong pitch, ulong2 = ulong2(0), bool transposed = false,
+                           SIMT_HERE) {
+  simt::collective(simt::warp_mask(), 4, nullptr, [](void**, uint32_t) {}, where);
+  for (unsigned i = 0; i < 2; ++i) {
+    const unsigned at = simt::lane * 2 + i, r = at / 8, c = at % 8;
+    m.e[i] = transposed ? p[c * pitch + r] : p[r * pitch + c];
+  }
+}
+template <class T>
+inline void simdgroup_store(simdgroup_matrix<T, 8, 8> m, T* p, ulong pitch, SIMT_HERE) {
+  simt::collective(simt::warp_mask(), 5, nullptr, [](void**, uint32_t) {}, where);
+  for (unsigned i = 0; i < 2; ++i) p[(simt::lane * 2 + i) / 8 * pitch + (simt::lane * 2 + i) % 8] = m.e[i];
+}
+template <class T>
+struct Product {
+  simdgroup_matrix<T, 8, 8> a, b;
+  simdgroup_matrix<float, 8, 8> sum;
+};
+template <class T>
+inline void simdgroup_multiply_accumulate(simdgroup_matrix<float, 8, 8>& d, simdgroup_matrix<T, 8, 8> a,
+                                          simdgroup_matrix<T, 8, 8> b, simdgroup_matrix<float, 8, 8> c, SIMT_HERE) {
+  Product<T> mine{a, b, c};
+  auto resolve = [](void** args, uint32_t lanes) {
+    if (lanes != ~0u) simt::fail("a product of 8x8 matrices needs 32 lanes, not %08x", lanes);
+    float x[64], y[64];
+    for (unsigned i = 0; i < 64; ++i) {
+      const auto& p = *static_cast<const Product<T>*>(args[i / 2]);
+      x[i] = float(p.a.e[i % 2]), y[i] = float(p.b.e[i % 2]);
+    }
+    for (unsigned i = 0; i < 64; ++i) {
+      float& sum = static_cast<Product<T>*>(args[i / 2])->sum.e[i % 2];
+      for (unsigned j = 0; j < 8; ++j) sum = fma(x[i / 8 * 8 + j], y[j * 8 + i % 8], sum);
+    }
+  };
+  simt::collective(simt::warp_mask(), 6, &mine, resolve, where);
+  d = mine.sum;
 }
 }  // namespace metal
 using namespace metal;
