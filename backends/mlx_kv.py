@@ -117,13 +117,17 @@ class MLXKVPool(base.KVPool):
 
     def copy_page(self, src: int, dst: int) -> None:
         source, target = self._slots(src), self._slots(dst)
+        copied = [a[source] for a in self.arrays()]
+        mx.eval(copied)
+        mx.synchronize()  # a write takes the pool's memory only if nobody reads it
+        self._write(target, copied)
+
+    def _write(self, slots: mx.array, pages: list[mx.array]) -> None:
+        at = 0
         for store in (*self.keys, *self.values):
             for i in range(len(store.parts)):
-                copied = store.parts[i][source]
-                mx.eval(
-                    copied
-                )  # first: the write below takes the pool's memory only if nobody reads
-                store.parts[i][target] = copied
+                store.parts[i][slots] = pages[at]
+                at += 1
         mx.eval(self.arrays())
 
     def export_page(self, page: int) -> bytes:
@@ -135,17 +139,15 @@ class MLXKVPool(base.KVPool):
     def import_page(self, page: int, data: bytes) -> None:
         if len(data) != self.page_bytes:
             raise BackendError(f"a KV page is {self.page_bytes} bytes, not {len(data)}")
-        slots = self._slots(page)
+        pages = []
         at = 0
-        for store in (*self.keys, *self.values):
-            for i, part in enumerate(store.parts):
-                shape = (PAGE_SIZE, *part.shape[1:])
-                n = PAGE_SIZE * part[0].size
-                host = np.frombuffer(data, _numpy_type(part), n, at).reshape(shape)
-                del part  # or the write would copy the pool
-                store.parts[i][slots] = mx.array(host)
-                at += host.nbytes
-        mx.eval(self.arrays())
+        for part in self.arrays():
+            shape = (PAGE_SIZE, *part.shape[1:])
+            host = np.frombuffer(data, _numpy_type(part), math.prod(shape), at).reshape(shape)
+            pages.append(mx.array(host))
+            at += host.nbytes
+        del part  # or the write would copy the pool
+        self._write(self._slots(page), pages)
 
 
 def _numpy_type(part: mx.array) -> np.dtype[np.generic]:

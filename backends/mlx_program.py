@@ -90,6 +90,7 @@ class MLXProgram(base.Program):
         if n == 0:
             # Waited for all the same: the engine learns from it what steps cost.
             mx.eval(self._kv.arrays())
+            _settle()
             return np.zeros((0, self.n_vocab), np.float32)
         if not batch.want_best:
             _begin(logits, *self._kv.arrays())
