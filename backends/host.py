@@ -1,14 +1,15 @@
-"""The computer's own memory, and whether it has a GPU's driver."""
+"""The computer's own memory, and whether it has a GPU that a backend is made for."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 import sys
 
 from edgerun.backends.base import Memory
 
-__all__ = ["host_memory", "nvidia_driver"]
+__all__ = ["apple_silicon", "host_memory", "nvidia_driver"]
 
 
 def host_memory() -> Memory:
@@ -35,3 +36,8 @@ def nvidia_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+def apple_silicon() -> bool:
+    """Whether this is a Mac with a GPU that MLX knows."""
+    return sys.platform == "darwin" and os.uname().machine == "arm64"

@@ -57,8 +57,8 @@ class LLM(Coroutines):
     Args:
         model: a catalogue name (pulled if missing), a GGUF file's path, or ``None`` for the
             default model.
-        backend: ``"auto"``, ``"cuda"``, ``"cpu"``, ``"reference"``, ``"llama_cpp"``, or a
-            :class:`~edgerun.backends.base.Backend`, which :meth:`close` then leaves open.
+        backend: ``"auto"``, ``"cuda"``, ``"mlx"``, ``"cpu"``, ``"reference"``, ``"llama_cpp"``, or
+            a :class:`~edgerun.backends.base.Backend`, which :meth:`close` then leaves open.
             ``"auto"`` takes an NVIDIA GPU if one is there and the model fits, else the CPU, and
             leaves files that edgerun does not run itself to llama.cpp.
         n_ctx: context in tokens, prompt and answer together; ``None`` = as trained, as far as
@@ -79,6 +79,8 @@ class LLM(Coroutines):
             after a restart then: a number, ``"2G"``, ``"off"``, or ``"auto"`` =
             ``$EDGERUN_KV_DISK``, else 2 GiB or a tenth of the free disk. Texts can be read back
             from it, so it is for the application to choose. See :mod:`.kv_disk`.
+        exact: keep to kernels whose results do not depend on what else is computed, where a backend
+            has others: mlx. Slower there, and then it speculates.
         progress: called with bytes loaded and bytes in all.
 
     Raises:
@@ -103,6 +105,7 @@ class LLM(Coroutines):
         speculation: str = "auto",
         draft: str | Path | None = None,
         kv_disk: int | str = "off",
+        exact: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         for key, number in (("n_ctx", n_ctx), ("threads", threads), ("max_batch", max_batch)):
@@ -112,7 +115,7 @@ class LLM(Coroutines):
         parse_limit(kv_disk)
         resolved = find(model)
         if isinstance(backend, str):
-            loaded = open_model(resolved.path, backend, threads, n_ctx, kv_type, progress)
+            loaded = open_model(resolved.path, backend, threads, n_ctx, kv_type, progress, exact)
         elif isinstance(backend, Backend):
             loaded = load(resolved.path, backend, n_ctx, kv_type, progress)
         else:

@@ -23,7 +23,7 @@ from edgerun.backends.base import (
     Program,
     RawTensor,
 )
-from edgerun.backends.host import nvidia_driver
+from edgerun.backends.host import apple_silicon, nvidia_driver
 from edgerun.errors import (
     BackendError,
     BackendUnavailableError,
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 #: Names that ``backend=`` takes, best first; "auto" picks the first that works.
-BACKENDS = ("cuda", "cpu", "reference", "llama_cpp")
+BACKENDS = ("cuda", "mlx", "cpu", "reference", "llama_cpp")
 
 #: Progress of a load: bytes taken over by the backend, bytes in all.
 Progress = Callable[[int, int], None]
@@ -157,19 +157,26 @@ def _with_way_out(error: UnsupportedModelError) -> UnsupportedModelError:
     return UnsupportedModelError(f"{error}; {INSTALL} adds llama.cpp, which may run it")
 
 
-def open_backend(name: str, threads: int | None = None) -> Backend:
+def open_backend(name: str, threads: int | None = None, exact: bool = False) -> Backend:
     """The backend called ``name``; ``auto`` takes the first of :data:`BACKENDS` that works.
+
+    ``exact`` keeps to kernels whose results do not depend on the rest of a batch, where a backend
+    has others as well.
 
     Raises:
         BackendUnavailableError: it cannot be used on this machine; says why.
         RequestError: there is no such backend.
     """
     if name == "auto":
-        return _first_that_works(threads)
+        return _first_that_works(threads, exact)
     if name == "cuda":
         from edgerun.backends.cuda import CudaBackend
 
         return CudaBackend()
+    if name == "mlx":
+        from edgerun.backends.mlx import MLXBackend
+
+        return MLXBackend(exact)
     if name == "cpu":
         from edgerun.backends.cpu import CPUBackend
 
@@ -186,13 +193,18 @@ def open_backend(name: str, threads: int | None = None) -> Backend:
     raise RequestError(f"unknown backend {name!r}; choose one of: {known}", param="backend")
 
 
-def _first_that_works(threads: int | None) -> Backend:
+def _first_that_works(threads: int | None, exact: bool) -> Backend:
     isa = os.environ.get("EDGERUN_ISA")  # someone chose an instruction set, so the CPU
     for candidate in BACKENDS:
         if candidate == "cuda" and (isa or not nvidia_driver()):
             continue
+        if candidate == "mlx" and (isa or not apple_silicon()):
+            continue
         try:
-            return open_backend(candidate, threads)
+            found = open_backend(candidate, threads, exact)
+            if candidate != "mlx" or found.describe()["metal"]:
+                return found
+            found.close()  # a virtual machine: MLX would compute on the CPU, slowly
         except BackendUnavailableError as e:
             if candidate == "cpu" and isa:
                 raise  # do not run without it in silence
@@ -211,6 +223,7 @@ def open_model(
     n_ctx: int | None = None,
     kv_type: str | None = None,
     progress: Progress | None = None,
+    exact: bool = False,
 ) -> LoadedModel:
     """:func:`load` on a backend opened for it, which the caller closes with the model.
 
@@ -221,12 +234,12 @@ def open_model(
         BackendUnavailableError, RequestError: as :func:`open_backend`.
         ModelFileError, OutOfMemoryError: as :func:`load`.
     """
-    opened = open_backend(backend, threads)
+    opened = open_backend(backend, threads, exact)
     try:
         return load(path, opened, n_ctx, kv_type, progress)
     except BaseException as e:
         opened.close()
-        if backend == "auto" and opened.name == "cuda" and _cpu_may_do(e):
+        if backend == "auto" and opened.name in ("cuda", "mlx") and _cpu_may_do(e):
             log.warning("%s runs on the CPU: %s", printable(path.name), e)
             return open_model(path, "cpu", threads, n_ctx, kv_type, progress)
         if backend != "auto" or not isinstance(e, _NotNativeError):

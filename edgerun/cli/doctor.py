@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 
-#: Backends that a reader of the project's aims looks for, and what their absence means.
-_NOT_YET = {
-    "mlx": "Apple GPUs are not used; the CPU computes",
-}
 _ARM, _X86 = ("neon",), ("amx", "avx512vnni", "avxvnni", "avx2")
 
 
@@ -68,13 +64,7 @@ def examine() -> dict[str, Any]:
         "platform": platform.platform(),
         "memory": {"total_gb": round(vm.total / 1e9, 1), "free_gb": round(vm.available / 1e9, 1)},
         "architectures": arch.supported(),
-        "backends": [
-            *(_examine_backend(name) for name in BACKENDS),
-            *(
-                {"name": name, "available": False, "reason": f"not part of this version: {why}"}
-                for name, why in _NOT_YET.items()
-            ),
-        ],
+        "backends": [_examine_backend(name) for name in BACKENDS],
         "models": str(catalog.data_dir()),
     }
 

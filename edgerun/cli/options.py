@@ -59,7 +59,15 @@ def add_model_options(p: argparse.ArgumentParser, *, many: bool = False) -> None
             "-m", "--model", metavar="MODEL|FILE", help="a name from 'edgerun list' or a GGUF file"
         )
     g.add_argument(
-        "--backend", default="auto", help="auto, cuda, cpu, reference or llama_cpp (default: auto)"
+        "--backend",
+        default="auto",
+        help="auto, cuda, mlx, cpu, reference or llama_cpp (default: auto)",
+    )
+    g.add_argument(
+        "--exact",
+        action="store_true",
+        help="mlx: the same text whatever runs beside it, and with drafts; slower (cuda and cpu "
+        "are so anyway)",
     )
     g.add_argument("--ctx", type=int, metavar="N", help="context in tokens (default: as trained)")
     g.add_argument(
@@ -215,6 +223,7 @@ def open_llm(args: argparse.Namespace, *, chat: bool = False) -> LLM:
             threads=args.threads,
             kv_type=args.kv,
             kv_disk="auto" if kv_disk is None else kv_disk,
+            exact=args.exact,
             progress=loading,
             **options,
         )

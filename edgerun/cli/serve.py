@@ -218,6 +218,7 @@ class _Loader:
             "kv_type": args.kv,
             "kv_disk": "auto" if args.kv_disk is None else args.kv_disk,
             "max_batch": args.max_batch,
+            "exact": args.exact,
             **given,
         }
         self.first = first

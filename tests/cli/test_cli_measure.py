@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -123,7 +124,7 @@ def test_doctor(cli: CLI) -> None:
     assert (r.status, r.err) == (0, "")
     facts = json.loads(r.out)
     found = {b["name"]: b for b in facts["backends"]}
-    assert tuple(found) == (*BACKENDS, "mlx")
+    assert tuple(found) == BACKENDS
     isas = found["cpu"]["facts"]["isas"].split()
     assert not set(isas) & set(found["cpu"]["isas_not_used"])
     assert {*isas, *found["cpu"]["isas_not_used"]} >= {"avx512vnni", "avx2", "neon"}
@@ -137,11 +138,18 @@ def test_doctor(cli: CLI) -> None:
     assert f"isa {found['cpu']['facts']['isa']}" in plain.out
 
 
-def test_doctor_names_backends_that_are_not_there_yet(cli: CLI) -> None:
+def test_doctor_says_how_mlx_computes(cli: CLI, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlx.core", reason="MLX is not installed")
+    found = {b["name"]: b for b in json.loads(cli("doctor", "--json").out)["backends"]}
+    assert "--exact" in found["mlx"]["facts"]["last bits"]
+
+
+def test_doctor_says_that_there_is_no_mlx(cli: CLI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlx.core", None)
+    monkeypatch.delitem(sys.modules, "edgerun.backends.mlx", raising=False)
     found = {b["name"]: b for b in json.loads(cli("doctor", "--json").out)["backends"]}
     assert found["mlx"]["available"] is False
-    assert "not part of this version" in found["mlx"]["reason"]
-    assert "no  mlx" in cli("doctor").out
+    assert "pip install 'edgerun[mlx]'" in found["mlx"]["reason"]
 
 
 def test_doctor_says_that_there_is_no_driver(cli: CLI, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,201 @@
+"""The Apple backend: MLX arrays, a lazy graph a step, our own Metal kernels where MLX has none.
+
+On an MLX without Metal all of it runs on MLX's CPU device, in float32: for tests, as the ``cpu``
+backend is many times faster.
+
+MLX picks its kernels by how many rows a product has, so the last bits of a row's logits depend on
+the batch. ``exact`` keeps to kernels that do not.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from edgerun.backends import base
+from edgerun.backends.host import host_memory
+from edgerun.errors import BackendError, BackendUnavailableError, OutOfMemoryError
+from edgerun.gguf import GGMLType, dequantize
+
+try:
+    import mlx.core as mx
+except ImportError as e:  # not installed, or for another system
+    raise BackendUnavailableError(
+        f"MLX cannot be loaded ({str(e).splitlines()[0]}): pip install 'edgerun[mlx]', on a Mac "
+        "with Apple Silicon"
+    ) from None
+
+from edgerun.backends.mlx_kernels import QUANTIZED
+from edgerun.backends.mlx_kv import KV_TYPES, MLXKVPool, pool_bytes
+from edgerun.backends.mlx_ops import Mode
+from edgerun.backends.mlx_program import MLXProgram, failure
+from edgerun.backends.mlx_weights import UNPACKED_ONLY, Matrix, Vector, load, matrix_bytes
+
+__all__ = ["MLXBackend"]
+
+_CACHE = 512 << 20  # bytes of freed buffers that MLX may keep for reuse
+
+
+class MLXBackend(base.Backend):
+    """See the module's docstring.
+
+    Args:
+        exact: a row's logits have the same bits whatever else is in the batch; slower.
+        narrow: multiply by affine matrices in float16 with float16 scales, instead of float32;
+            ``None`` = on a GPU.
+        kernels: use our own Metal kernels; ``None`` = on a GPU.
+
+    Raises:
+        BackendUnavailableError: MLX finds no device.
+    """
+
+    name = "mlx"
+    kv_types = KV_TYPES
+
+    def __init__(
+        self, exact: bool = False, narrow: bool | None = None, kernels: bool | None = None
+    ) -> None:
+        self.metal = bool(mx.metal.is_available())
+        self._device = mx.Device(mx.gpu if self.metal else mx.cpu)
+        narrow = (self.metal and not exact) if narrow is None else narrow
+        self.batch_invariant = exact
+        kernels = self.metal if kernels is None else kernels
+        self._mode = Mode(self.metal, kernels, narrow, exact, self._fuse)
+        #: Types that stay as the file has them; if exact, all that our kernels read.
+        self._raw = QUANTIZED if kernels and exact else UNPACKED_ONLY
+        self._scale_type = np.float16 if narrow else np.float32
+        self._total = _working_set() if self.metal else host_memory().total
+        self._wired: int | None = None
+        if self.metal:
+            mx.set_cache_limit(_CACHE)
+            self._wired = _wire(self._total)
+
+    def _fuse(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
+        # On a CPU MLX would run a C++ compiler for each.
+        return mx.compile(function, shapeless=True) if self.metal else function
+
+    def memory(self) -> base.Memory:
+        """Of the GPU's share of the computer's memory, or of all of it."""
+        host = host_memory()
+        if not self.metal:
+            return host
+        return base.Memory(
+            self._total, max(0, min(self._total - mx.get_active_memory(), host.free))
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        info = _device_info()
+        if self._mode.exact:
+            bits = "do not depend on the batch (exact)"
+        else:
+            bits = "depend on the batch: MLX picks kernels by row count (--exact: ours alone)"
+        return {
+            "device": info.get("device_name", "?") if self.metal else "CPU, MLX without Metal",
+            "metal": self.metal,
+            "mlx": importlib.metadata.version("mlx"),
+            "matrices": "float16" if self._mode.narrow else "float32",
+            "last bits": bits,
+        }
+
+    def numerics(self) -> str:
+        device = _device_info().get("architecture", "?") if self.metal else "cpu"
+        version = importlib.metadata.version("mlx")
+        return f"mlx {version} {device} exact={self._mode.exact} narrow={self._mode.narrow}"
+
+    # -- weights ----------------------------------------------------------------------------
+
+    def upload(self, tensor: base.RawTensor, role: base.Role) -> Matrix | Vector:
+        return self.upload_all({"": (tensor, role)})[""]
+
+    def upload_all(
+        self,
+        tensors: Mapping[str, tuple[base.RawTensor, base.Role]],
+        taken: base.Taken | None = None,
+    ) -> dict[str, Matrix | Vector]:
+        """What ``taken`` raises ends it, and nothing of this call stays."""
+        keys = {name: f"{role == 'vector'}:{t.key}" for name, (t, role) in tensors.items()}
+        wanted = {keys[name]: found for name, found in tensors.items()}
+        sizes = [
+            4 * t.shape[0] if role == "vector" else matrix_bytes(t, self._scale_type, self._raw)
+            for t, role in wanted.values()
+        ]
+        self._reserve(sum(sizes), f"{sum(sizes) / 1e6:.0f} MB of weights")
+        handles: dict[str, Matrix | Vector] = {}
+        try:
+            with mx.stream(self._device):
+                for key, (tensor, role) in wanted.items():
+                    handles[key] = self._take(tensor, role, taken)
+        except (RuntimeError, MemoryError) as e:
+            raise failure(e, f"{sum(sizes) / 1e6:.0f} MB of weights") from e
+        return {name: handles[key] for name, key in keys.items()}
+
+    def _take(
+        self, tensor: base.RawTensor, role: base.Role, taken: base.Taken | None
+    ) -> Matrix | Vector:
+        if role == "vector":
+            values = dequantize(tensor.data, GGMLType(tensor.type)).reshape(-1)
+            vector = Vector(mx.array(values))
+            mx.eval(vector.values)
+            if taken is not None:
+                taken(tensor, 0, len(tensor.data))
+            return vector
+        matrix = load(tensor, self._scale_type, self._raw, taken)
+        mx.eval(matrix.arrays())  # here: another thread could not
+        return matrix
+
+    # -- models -----------------------------------------------------------------------------
+
+    def new_kv(
+        self, layers: Sequence[base.KVLayer], n_pages: int, kv_type: str | None = None
+    ) -> MLXKVPool:
+        kv_type = kv_type or self.kv_types[0]
+        if kv_type not in self.kv_types:
+            raise BackendError(f"KV type {kv_type!r} is not one of: {', '.join(self.kv_types)}")
+        what = f"a KV cache of {n_pages} pages"
+        self._reserve(pool_bytes(layers, kv_type) * n_pages, what)
+        try:
+            with mx.stream(self._device):
+                return MLXKVPool(layers, n_pages, kv_type)
+        except (RuntimeError, MemoryError) as e:
+            raise failure(e, what) from e
+
+    def prepare(self, forward: base.Forward, kv: base.KVPool, n_ctx: int) -> MLXProgram:
+        assert isinstance(kv, MLXKVPool)
+        return MLXProgram(forward, kv, n_ctx, self._mode, lambda: self.memory().free, self._device)
+
+    def _reserve(self, size: int, what: str) -> None:
+        """A GPU out of memory ends the process, so nothing may come near it."""
+        free = self.memory().free
+        if size > free:
+            raise OutOfMemoryError(
+                f"{what} need {size / 2**20:.0f} MiB, but {free / 2**20:.0f} MiB are free: close "
+                "other programs, choose a smaller model or a smaller n_ctx"
+            )
+
+    def close(self) -> None:
+        if self._wired is not None:
+            mx.set_wired_limit(self._wired)
+            self._wired = None
+        mx.clear_cache()
+
+
+def _working_set() -> int:
+    """Bytes that the GPU can hold without the system taking some away."""
+    return int(_device_info()["max_recommended_working_set_size"])
+
+
+def _device_info() -> dict[str, Any]:
+    info = getattr(mx, "device_info", None) or mx.metal.device_info  # older versions' place
+    found: dict[str, Any] = info()
+    return found
+
+
+def _wire(limit: int) -> int | None:
+    """Keep what the GPU uses in memory; returns the limit of before. macOS before 15 cannot."""
+    try:
+        return int(mx.set_wired_limit(limit))
+    except (RuntimeError, ValueError):
+        return None
