@@ -119,7 +119,7 @@ def test_a_templates_refusal_is_quoted(tmp_path: Path) -> None:
         ({"threads": 0}, RequestError, "threads"),
         ({"threads": -1}, RequestError, "threads"),
         ({"max_batch": 0}, RequestError, "max_batch"),
-        ({"backend": "abacus"}, RequestError, "auto, cuda, cpu, reference"),
+        ({"backend": "abacus"}, RequestError, "auto, .*cpu, reference"),
         ({"backend": 7}, RequestError, "backend"),
         ({"kv_type": "q1"}, RequestError, "'q1' is not one of this backend's: f16"),
         ({"kv_type": "q1", "backend": "reference"}, RequestError, "'q1'"),

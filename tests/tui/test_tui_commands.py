@@ -135,7 +135,7 @@ def test_chats(tmp_path: Path) -> None:
             assert d.path == []
             await d.press("ctrl+r")
             await modal(d)
-            assert "My apples" in panel(d)
+            await d.until(lambda: "My apples" in panel(d))
             assert "second question" not in panel(d)
             await d.press("ctrl+z")  # what /delete took comes back, too
             await d.until(lambda: "second question" in panel(d))
@@ -321,7 +321,7 @@ def test_copy_attach_theme_and_figures(tmp_path: Path) -> None:
                 await d.say(command, wait=False)
                 await modal(d)
                 for word in words:
-                    assert word in panel(d), command
+                    await d.until(lambda word=word: word in panel(d), f"{word} of {command}")
                 await d.press("escape")
             await d.say("/help branch", wait=False)
             await modal(d)
