@@ -74,6 +74,7 @@ class Opening:
 
     def _open_store(self) -> Store:
         """On a thread."""
+        import edgerun.tui.transcript.entry  # noqa: F401  the first message needs it
         from edgerun.tui.store import Store
 
         return Store(self._path, memory=not self.app.options.save, notify=self._say)

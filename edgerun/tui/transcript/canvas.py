@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from typing import ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 from rich.segment import Segment
 from rich.style import Style as RichStyle
@@ -17,11 +17,13 @@ from textual.strip import Strip
 from textual.timer import Timer
 from textual.widget import Widget
 
-from edgerun.tui.transcript.entry import Entry
 from edgerun.tui.transcript.lines import Run, Style
 from edgerun.tui.transcript.selecting import SELECTED, highlighted
 from edgerun.tui.transcript.stack import Stack
 from edgerun.tui.transcript.styles import CSS, NAMES
+
+if TYPE_CHECKING:
+    from edgerun.tui.transcript.entry import Entry
 
 __all__ = ["GUTTER", "MORE", "Canvas"]
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from edgerun.tui.transcript.entry import Entry, Part
 from edgerun.tui.transcript.lines import BLANK, Line
+
+if TYPE_CHECKING:
+    from edgerun.tui.transcript.entry import Entry, Part
 
 __all__ = ["Stack"]
 

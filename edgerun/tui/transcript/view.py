@@ -15,7 +15,6 @@ from edgerun.chat import ToolCall, ToolCallDelta
 from edgerun.tui import clipboard
 from edgerun.tui.conversation import Message
 from edgerun.tui.transcript.canvas import GUTTER, MORE, Canvas
-from edgerun.tui.transcript.entry import Entry
 from edgerun.tui.transcript.selecting import selected
 
 __all__ = ["Action", "Transcript"]
@@ -88,6 +87,8 @@ class Transcript(Canvas, can_focus=True):
 
         ``siblings`` gives of a message's id that it is the i-th (from 1) of n beside each other.
         """
+        from edgerun.tui.transcript.entry import Entry  # Markdown: not before the first paint
+
         old = {e.message.id: e for e in self._stack.entries}
         entries = []
         for message in messages:
@@ -108,6 +109,8 @@ class Transcript(Canvas, can_focus=True):
 
     def add(self, message: Message, place: tuple[int, int] = (1, 1)) -> None:
         """Show one more message at the end, and follow it."""
+        from edgerun.tui.transcript.entry import Entry
+
         self._stack.append(Entry(message, place))
         self._following = True
         self._mark()
