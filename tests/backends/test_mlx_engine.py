@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import gguf_build as gb
 from helpers import scenarios
-from helpers.runner import Runner
+from helpers.runner import Alone, Runner
 
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 from edgerun import LLM, SamplingParams
-from edgerun.backends.base import F32, PAGE_SIZE, Memory
+from edgerun.backends.base import PAGE_SIZE, Memory
 from edgerun.backends.mlx import MLXBackend
 from edgerun.engine import Engine
 from edgerun.loading import open_backend
@@ -25,23 +24,6 @@ from edgerun.loading import open_backend
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("mlx") / "random.gguf"
     return gb.random_model(file, seed=3, n_layer=1, n_ctx=1024)
-
-
-class Alone:
-    """Logits of a text in pages of its own; goes on where it can."""
-
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._text: list[int] = []
-        self._tokens = runner.begin()
-
-    def __call__(self, ids: Sequence[int]) -> F32:
-        n = len(self._text)
-        if n >= len(ids) or self._text != list(ids[:n]):
-            self._runner.end(self._tokens)
-            self._text, n = [], 0
-        self._text = list(ids)
-        return np.array(self._runner.step([(self._tokens, ids[n:], [len(ids) - n - 1])])[0])
 
 
 def test_every_request_gets_what_it_gets_alone(path: Path) -> None:
