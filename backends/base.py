@@ -39,6 +39,7 @@ __all__ = [
     "Taken",
     "Tensor",
     "Weight",
+    "distinct",
 ]
 
 #: Tokens in one KV page. Attention walks pages in order, so this is part of the numeric contract.
@@ -268,6 +269,15 @@ class _Headless:
 
     def logits(self, x: Tensor, weight: Weight, softcap: float = 0.0) -> Tensor:
         return self._ops.hidden(x)
+
+
+def distinct(
+    tensors: Mapping[str, tuple[RawTensor, Role]],
+) -> tuple[dict[str, str], dict[str, tuple[RawTensor, Role]]]:
+    """The key each name of a model is stored under, and what is to be stored, in order: a tensor
+    used twice is stored once, but as a vector and as a matrix apart."""
+    keys = {name: f"{role == 'vector'}:{t.key}" for name, (t, role) in tensors.items()}
+    return keys, {keys[name]: found for name, found in tensors.items()}
 
 
 class KVPool(abc.ABC):

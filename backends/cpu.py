@@ -95,15 +95,12 @@ class CPUBackend(base.Backend):
     ) -> dict[str, MatrixHandle | VectorHandle]:
         """All matrices go into one block of memory, interleaved on all threads in slices that are
         small beside a model. What ``taken`` raises ends it, and nothing of this call stays."""
-        keys = {name: f"{role == 'vector'}:{t.key}" for name, (t, role) in tensors.items()}
+        keys, wanted = base.distinct(tensors)
         fresh: dict[str, MatrixHandle | VectorHandle] = {}
         matrices: dict[str, tuple[MatrixHandle, base.RawTensor]] = {}
         owned: list[tuple[str, int]] = []
         try:
-            for name, (tensor, role) in tensors.items():
-                key = keys[name]
-                if key in fresh:
-                    continue
+            for key, (tensor, role) in wanted.items():
                 if role == "vector":
                     fresh[key] = self._vector(tensor)
                     if taken is not None:

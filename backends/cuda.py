@@ -71,8 +71,7 @@ class CudaBackend(base.Backend):
     ) -> dict[str, Matrix | Vector]:
         """Matrices lie in the order given with nothing between them, so that neighbours of one type
         share a launch. What ``taken`` raises ends it, and nothing of this call stays."""
-        keys = {name: f"{role == 'vector'}:{t.key}" for name, (t, role) in tensors.items()}
-        fresh = {keys[name]: found for name, found in tensors.items()}
+        keys, fresh = base.distinct(tensors)
         packs = _packs([(k, t, role) for k, (t, role) in fresh.items() if role != "vector"])
         vectors = {k: t for k, (t, role) in fresh.items() if role == "vector"}
         total = sum(p.nbytes for p in packs)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from edgerun.backends.cuda_step import (
     check,
     padded_shape,
 )
+from edgerun.backends.fetched import FetchedRows
 from edgerun.backends.rope_table import RopeTable
 
 __all__ = ["CudaProgram"]
@@ -133,7 +134,7 @@ class CudaProgram(base.Program):
         self._best = self._host(self._best, n).view(np.int32)
         self._device.download(self._best[:n], addresses.best)
         self.best = self._best[:n].copy()
-        return cast(base.F32, _Fetched(_Logits(self, n, addresses), range(n)))
+        return cast(base.F32, FetchedRows(_Logits(self, n, addresses).rows, range(n)))
 
     def _fetch(self, n: int, addresses: Addresses) -> base.F32:
         """Bring the logits of ``n`` outputs over, and wait for them."""
@@ -225,24 +226,3 @@ class _Logits:
         if self._rows is None:
             self._rows = self._program._fetch(*self._where)
         return self._rows
-
-
-class _Fetched:
-    """Implements :class:`~edgerun.backends.base.Rows`: greedy texts need ids alone, and a row of
-    logits is half a megabyte."""
-
-    def __init__(self, logits: _Logits, rows: range) -> None:
-        self._logits = logits
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, at: int | slice) -> base.F32 | _Fetched:
-        if isinstance(at, slice):
-            return _Fetched(self._logits, self._rows[at])
-        row: base.F32 = self._logits.rows()[self._rows[at]]
-        return row
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self._logits.rows()[self._rows.start : self._rows.stop], dtype)

@@ -116,8 +116,7 @@ class MLXBackend(base.Backend):
         taken: base.Taken | None = None,
     ) -> dict[str, Matrix | Vector]:
         """What ``taken`` raises ends it, and nothing of this call stays."""
-        keys = {name: f"{role == 'vector'}:{t.key}" for name, (t, role) in tensors.items()}
-        wanted = {keys[name]: found for name, found in tensors.items()}
+        keys, wanted = base.distinct(tensors)
         sizes = [
             4 * t.shape[0] if role == "vector" else matrix_bytes(t, self._scale_type, self._raw)
             for t, role in wanted.values()

@@ -6,15 +6,16 @@ that is wanted, else logits.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-import numpy.typing as npt
 
 from edgerun.backends import base
 from edgerun.backends.checking import check
+from edgerun.backends.fetched import FetchedRows
 from edgerun.backends.mlx_kv import MLXKVPool
 from edgerun.backends.mlx_ops import MLXOps, Mode
 from edgerun.backends.mlx_step import Step
@@ -102,7 +103,7 @@ class MLXProgram(base.Program):
         _begin(best, logits, *self._kv.arrays())
         self.best = np.array(best)
         _settle()
-        return cast(base.F32, _Fetched(_Logits(logits), range(n)))
+        return cast(base.F32, FetchedRows(functools.cache(lambda: _host(logits)), range(n)))
 
     def _reserve(self, batch: base.Batch) -> None:
         """Refuse what the device would run out of memory with: by then it ends the process."""
@@ -141,36 +142,3 @@ def failure(error: BaseException, what: str) -> EdgerunError:
 def _host(x: mx.array) -> base.F32:
     found: base.F32 = np.array(x)
     return found
-
-
-class _Logits:
-    """What a step left on the device."""
-
-    def __init__(self, logits: mx.array) -> None:
-        self._logits = logits
-        self._rows: base.F32 | None = None
-
-    def rows(self) -> base.F32:
-        if self._rows is None:
-            self._rows = _host(self._logits)
-        return self._rows
-
-
-class _Fetched:
-    """Implements :class:`~edgerun.backends.base.Rows`: greedy texts need ids alone."""
-
-    def __init__(self, logits: _Logits, rows: range) -> None:
-        self._logits = logits
-        self._rows = rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, at: int | slice) -> base.F32 | _Fetched:
-        if isinstance(at, slice):
-            return _Fetched(self._logits, self._rows[at])
-        row: base.F32 = self._logits.rows()[self._rows[at]]
-        return row
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
-        return np.array(self._logits.rows()[self._rows.start : self._rows.stop], dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from helpers import models
 from helpers.paths import FIXTURES
-from helpers.runner import Runner, among_others, same_bits
+from helpers.runner import Runner, among_others, check_pages, same_bits
 
 from edgerun.backends.base import Batch
 from edgerun.backends.cpu import CPUBackend
@@ -100,21 +100,7 @@ def test_instruction_sets_agree(open_runner, name: str) -> None:
 
 def test_pages_can_be_copied_exported_and_restored(open_runner) -> None:
     runner = open_runner(fixture("qwen3"), n_ctx=256, n_pages=8)
-    ids = np.random.default_rng(4).integers(0, 200, 40).tolist()
-
-    def last(pages: Sequence[int]) -> F32:
-        return np.array(runner.program.run(Batch.pack([(ids[-1:], 39, pages, [0])])))
-
-    runner.program.run(Batch.pack([(ids[:39], 0, [0, 1], [])]))
-    expected = last([0, 1])
-    runner.kv.copy_page(0, 5)
-    assert same_bits(expected, last([5, 1]))
-    saved = runner.kv.export_page(1)
-    assert len(saved) == runner.kv.page_bytes
-    runner.kv.import_page(6, saved)
-    runner.kv.import_page(1, bytes(len(saved)))
-    assert same_bits(expected, last([5, 6]))
-    assert not same_bits(expected, last([5, 1]))
+    check_pages(runner)
 
 
 @pytest.mark.parametrize(

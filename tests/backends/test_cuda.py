@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from helpers import mixed_model
 from helpers.host_device import HostDevice
 from helpers.paths import FIXTURES
-from helpers.runner import Runner, among_others, same_bits
+from helpers.runner import Runner, among_others, check_pages, check_window, same_bits
 
 from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, without_head
 from edgerun.backends.cpu import CPUBackend
@@ -178,15 +178,7 @@ def test_texts_longer_than_a_split(open_runner: Open) -> None:
 
 def test_a_window_forgets(open_runner: Open) -> None:
     """Pages that lie behind a window are not read: NaN in them changes nothing."""
-    ids = np.random.default_rng(3).integers(0, 200, 50).tolist()
-    runner = open_runner(fixture("mistral"))  # every layer sees 12 tokens
-    pages = [3, 9, 4]
-    runner.program.run(Batch.pack([(ids[:48], 0, pages[:2], [])]))
-    last = Batch.pack([(ids[48:49], 48, pages, [0])])
-    expected = np.array(runner.program.run(last))
-    nan = np.full(runner.kv.page_bytes // 2, np.nan, np.float16).tobytes()
-    runner.kv.import_page(3, nan)  # tokens 0 to 31
-    assert same_bits(expected, np.array(runner.program.run(last)))
+    check_window(open_runner(fixture("mistral")))
 
 
 # -- pages ---------------------------------------------------------------------------------------
@@ -194,21 +186,7 @@ def test_a_window_forgets(open_runner: Open) -> None:
 
 def test_pages_can_be_copied_exported_and_restored(open_runner: Open) -> None:
     runner = open_runner(fixture("qwen3"), n_pages=8)
-    ids = np.random.default_rng(4).integers(0, 200, 40).tolist()
-
-    def last(pages: Sequence[int]) -> F32:
-        return np.array(runner.program.run(Batch.pack([(ids[-1:], 39, pages, [0])])))
-
-    runner.program.run(Batch.pack([(ids[:39], 0, [0, 1], [])]))
-    expected = last([0, 1])
-    runner.kv.copy_page(0, 5)
-    assert same_bits(expected, last([5, 1]))
-    saved = runner.kv.export_page(1)
-    assert len(saved) == runner.kv.page_bytes
-    runner.kv.import_page(6, saved)
-    runner.kv.import_page(1, bytes(len(saved)))
-    assert same_bits(expected, last([5, 6]))
-    assert not same_bits(expected, last([5, 1]))
+    check_pages(runner)
     with pytest.raises(ValueError, match="bytes, not 1"):
         runner.kv.import_page(1, b"x")
     with pytest.raises(IndexError):

@@ -34,22 +34,7 @@ def backend() -> Iterator[CudaBackend]:
 
 def test_every_request_gets_what_it_gets_alone(path: Path, backend: CudaBackend) -> None:
     """Arrivals, cancels, forks, drafts, prefix reuse, pools down to starvation."""
-    predict = Alone(Runner(path, backend, n_ctx=128, n_pages=8))
-    runner = Runner(path, backend, n_ctx=128, n_pages=20)
-    cached = drafts = 0
-    for seed in range(12):
-        s = scenarios.draw(seed, PAGE_SIZE, 64, 70, poison=False)
-        scenarios.expect(s, predict, 64)
-        copy = runner.kv.copy_page
-        e = Engine(runner.program, min(20, s.n_pages), PAGE_SIZE, s.limits, copy_page=copy)
-        try:
-            scenarios.play(s, e)
-            scenarios.judge(s)
-        except AssertionError as error:
-            raise AssertionError(f"scenario {seed}: {error}") from error
-        m = e.metrics()
-        cached += m.cached_tokens
-        drafts += sum(d.accepted for d in m.drafts.values())
+    cached, drafts = scenarios.run_on_backend(path, backend, range(12), 64, 70)
     assert cached > 0
     assert drafts > 0
 

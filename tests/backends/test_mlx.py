@@ -13,7 +13,7 @@ from gguf import dequantize as judge
 from gguf.constants import GGMLQuantizationType as T
 from helpers import mixed_model
 from helpers.paths import FIXTURES
-from helpers.runner import Runner
+from helpers.runner import Runner, check_pages, check_window
 from helpers.weights import gguf_rows
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
@@ -227,21 +227,7 @@ def test_exact_with_metal_kernels(mixed: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])
 def test_pages_can_be_copied_exported_and_restored(kv_type: str) -> None:
     runner = run("qwen3", n_pages=8, kv_type=kv_type)
-    ids = np.random.default_rng(4).integers(0, 200, 40).tolist()
-
-    def last(pages: Sequence[int]) -> F32:
-        return np.array(runner.program.run(Batch.pack([(ids[-1:], 39, pages, [0])])))
-
-    runner.program.run(Batch.pack([(ids[:39], 0, [0, 1], [])]))
-    expected = last([0, 1])
-    runner.kv.copy_page(0, 5)
-    assert same_bits(expected, last([5, 1]))
-    saved = runner.kv.export_page(1)
-    assert len(saved) == runner.kv.page_bytes
-    runner.kv.import_page(6, saved)
-    runner.kv.import_page(1, bytes(len(saved)))
-    assert same_bits(expected, last([5, 6]))
-    assert not same_bits(expected, last([5, 1]))
+    check_pages(runner)
     with pytest.raises(BackendError, match="not 1"):
         runner.kv.import_page(1, b"x")
     with pytest.raises(IndexError):
@@ -276,15 +262,7 @@ def test_writes_take_the_pools_memory() -> None:
 def test_a_window_forgets() -> None:
     """Pages that lie behind a window are not read: NaN in them changes nothing."""
     for exact in (False, True):
-        ids = np.random.default_rng(3).integers(0, 200, 50).tolist()
-        runner = run("mistral", exact=exact)  # every layer sees 12 tokens
-        pages = [3, 9, 4]
-        runner.program.run(Batch.pack([(ids[:48], 0, pages[:2], [])]))
-        last = Batch.pack([(ids[48:49], 48, pages, [0])])
-        expected = np.array(runner.program.run(last))
-        nan = np.full(runner.kv.page_bytes // 2, np.nan, np.float16).tobytes()
-        runner.kv.import_page(3, nan)  # tokens 0 to 31
-        assert same_bits(expected, np.array(runner.program.run(last)))
+        check_window(run("mistral", exact=exact))
 
 
 @pytest.mark.parametrize("kv_type", ["f16", "q8_0"])

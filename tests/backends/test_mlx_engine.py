@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 from helpers import gguf_build as gb
 from helpers import scenarios
-from helpers.runner import Alone, Runner
 
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 from edgerun import LLM, SamplingParams
-from edgerun.backends.base import PAGE_SIZE, Memory
+from edgerun.backends.base import Memory
 from edgerun.backends.mlx import MLXBackend
-from edgerun.engine import Engine
 from edgerun.loading import open_backend
 
 
@@ -28,23 +26,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_request_gets_what_it_gets_alone(path: Path) -> None:
     """Arrivals, cancels, forks, drafts, prefix reuse, pools down to starvation."""
-    backend = MLXBackend(exact=True)
-    predict = Alone(Runner(path, backend, n_ctx=128, n_pages=8))
-    runner = Runner(path, backend, n_ctx=128, n_pages=20)
-    cached = drafts = 0
-    for seed in range(12):
-        s = scenarios.draw(seed, PAGE_SIZE, 64, 70, poison=False)
-        scenarios.expect(s, predict, 64)
-        copy = runner.kv.copy_page
-        e = Engine(runner.program, min(20, s.n_pages), PAGE_SIZE, s.limits, copy_page=copy)
-        try:
-            scenarios.play(s, e)
-            scenarios.judge(s)
-        except AssertionError as error:
-            raise AssertionError(f"scenario {seed}: {error}") from error
-        m = e.metrics()
-        cached += m.cached_tokens
-        drafts += sum(d.accepted for d in m.drafts.values())
+    cached, drafts = scenarios.run_on_backend(path, MLXBackend(exact=True), range(12), 64, 70)
     assert cached > 0
     assert drafts > 0
 

@@ -9,11 +9,9 @@ import pytest
 from helpers import gguf_build as gb
 from helpers import scenarios
 from helpers.fake_program import N_VOCAB, FakeProgram, engine, logits_of
-from helpers.runner import Alone, Runner
 
-from edgerun.backends.base import F32, PAGE_SIZE
+from edgerun.backends.base import F32
 from edgerun.backends.cpu import CPUBackend
-from edgerun.engine import Engine
 
 BLOCK = 100
 
@@ -31,11 +29,7 @@ def test_every_request_gets_what_it_gets_alone(block: int) -> None:
         scenarios.expect(s, scenarios.poisoned(logits_of), N_VOCAB)
         program = Poisoned(s.n_pages, s.page_size)
         e = engine(s.n_pages, s.page_size, s.limits, program)
-        try:
-            scenarios.play(s, e)
-            scenarios.judge(s)
-        except AssertionError as error:
-            raise AssertionError(f"scenario {seed}: {error}") from error
+        scenarios.run(s, e, seed)
         m = e.metrics()
         counts["preemptions"] += m.preemptions
         counts["evictions"] += m.evictions
@@ -59,15 +53,4 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("block", range(5))
 def test_the_same_on_a_real_model(cpu: CPUBackend, path: Path, block: int) -> None:
     """Bits that depend on the batch, the chunks or the cache would show here."""
-    predict = Alone(Runner(path, cpu, n_ctx=128, n_pages=8))
-    runner = Runner(path, cpu, n_ctx=128, n_pages=20)
-    for seed in range(block * 10, (block + 1) * 10):
-        s = scenarios.draw(seed, PAGE_SIZE, 256, 100, poison=False)
-        scenarios.expect(s, predict, 256)
-        n_pages = min(20, s.n_pages)
-        e = Engine(runner.program, n_pages, PAGE_SIZE, s.limits, copy_page=runner.kv.copy_page)
-        try:
-            scenarios.play(s, e)
-            scenarios.judge(s)
-        except AssertionError as error:
-            raise AssertionError(f"scenario {seed}: {error}") from error
+    scenarios.run_on_backend(path, cpu, range(block * 10, (block + 1) * 10), 256, 100)

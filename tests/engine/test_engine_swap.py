@@ -94,11 +94,7 @@ def test_every_request_gets_what_it_gets_alone(block: int) -> None:
         space = FakeSpace(program, (1, 2, 7, 1 << 20)[seed % 4])
         e = engine(s.n_pages, s.page_size, s.limits, program, space=space)
         hold_to_content(e, space)
-        try:
-            scenarios.play(s, e)
-            scenarios.judge(s)
-        except AssertionError as error:
-            raise AssertionError(f"scenario {seed}: {error}") from error
+        scenarios.run(s, e, seed)
         count = swap_of(e)
         counts["preemptions"] += e.metrics().preemptions
         counts["cached"] += e.metrics().cached_tokens

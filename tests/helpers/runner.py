@@ -129,3 +129,35 @@ def among_others(
 
 def same_bits(a: F32, b: F32) -> bool:
     return np.array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+def check_pages(runner: Runner) -> None:
+    """Pages can be copied, exported and restored. The pool has 8 of them."""
+    ids = np.random.default_rng(4).integers(0, 200, 40).tolist()
+
+    def last(pages: Sequence[int]) -> F32:
+        return np.array(runner.program.run(Batch.pack([(ids[-1:], 39, pages, [0])])))
+
+    runner.program.run(Batch.pack([(ids[:39], 0, [0, 1], [])]))
+    expected = last([0, 1])
+    runner.kv.copy_page(0, 5)
+    assert same_bits(expected, last([5, 1]))
+    saved = runner.kv.export_page(1)
+    assert len(saved) == runner.kv.page_bytes
+    runner.kv.import_page(6, saved)
+    runner.kv.import_page(1, bytes(len(saved)))
+    assert same_bits(expected, last([5, 6]))
+    assert not same_bits(expected, last([5, 1]))
+
+
+def check_window(runner: Runner) -> None:
+    """Of a model whose every layer sees 12 tokens: NaN in pages behind the window changes
+    nothing."""
+    ids = np.random.default_rng(3).integers(0, 200, 50).tolist()
+    pages = [3, 9, 4]
+    runner.program.run(Batch.pack([(ids[:48], 0, pages[:2], [])]))
+    last = Batch.pack([(ids[48:49], 48, pages, [0])])
+    expected = np.array(runner.program.run(last))
+    nan = np.full(runner.kv.page_bytes // 2, np.nan, np.float16).tobytes()
+    runner.kv.import_page(3, nan)  # tokens 0 to 31
+    assert same_bits(expected, np.array(runner.program.run(last)))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgerun.backends.base import F32
+from edgerun.backends.base import F32, PAGE_SIZE, Backend
 from edgerun.core import FinishReason
 from edgerun.engine import Engine, Limits
 from edgerun.engine import Sequence as EngineSequence
 from edgerun.errors import GenerationError
 from helpers.fake_program import ListSink, alone, sequence, sink_of
+from helpers.runner import Alone, Runner
 from helpers.scripted_drafter import Scripted
 
 Predict = Callable[[Sequence[int]], F32]
@@ -185,3 +187,32 @@ def judge(scenario: Scenario) -> None:
                 assert got.usage.prompt_tokens == len(a.prompt)
                 assert got.usage.completion_tokens == len(want.ids)
                 assert got.usage.cached_tokens < len(a.prompt)
+
+
+def run(scenario: Scenario, e: Engine, seed: int) -> None:
+    """Play and judge; ``seed`` names the scenario in what went wrong."""
+    try:
+        play(scenario, e)
+        judge(scenario)
+    except AssertionError as error:
+        raise AssertionError(f"scenario {seed}: {error}") from error
+
+
+def run_on_backend(
+    path: Path, backend: Backend, seeds: Iterable[int], n_vocab: int, ctx: int
+) -> tuple[int, int]:
+    """Random loads over a real program, each request held to what it gets alone; how many tokens
+    came from the cache, and how many drafts were right."""
+    predict = Alone(Runner(path, backend, n_ctx=128, n_pages=8))
+    runner = Runner(path, backend, n_ctx=128, n_pages=20)
+    cached = drafts = 0
+    for seed in seeds:
+        s = draw(seed, PAGE_SIZE, n_vocab, ctx, poison=False)
+        expect(s, predict, n_vocab)
+        n_pages = min(20, s.n_pages)
+        e = Engine(runner.program, n_pages, PAGE_SIZE, s.limits, copy_page=runner.kv.copy_page)
+        run(s, e, seed)
+        m = e.metrics()
+        cached += m.cached_tokens
+        drafts += sum(d.accepted for d in m.drafts.values())
+    return cached, drafts

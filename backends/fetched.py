@@ -1,0 +1,40 @@
+"""Logits that lie on a device until a row of them is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgerun.backends.base import F32
+
+__all__ = ["FetchedRows"]
+
+
+class FetchedRows:
+    """Implements :class:`~edgerun.backends.base.Rows`: greedy texts need ids alone, and a row of
+    logits is half a megabyte.
+
+    Args:
+        fetch: gives all logits of the step, float32 [n_outputs, n_vocab]; asked at each access, so
+            it keeps what it has brought over.
+        rows: which of them these are.
+    """
+
+    def __init__(self, fetch: Callable[[], F32], rows: range) -> None:
+        self._fetch = fetch
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, at: int | slice) -> F32 | FetchedRows:
+        if isinstance(at, slice):
+            return FetchedRows(self._fetch, self._rows[at])
+        row: F32 = self._fetch()[self._rows[at]]
+        return row
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return np.array(self._fetch()[self._rows.start : self._rows.stop], dtype)
