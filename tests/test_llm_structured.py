@@ -343,11 +343,14 @@ def test_real_models(model: Any) -> None:
         "additionalProperties": False,
     }
     with LLM(model(), backend="cpu", n_ctx=512, speculation="ngram") as llm:
+        assert llm._speculation is not None
+        llm._speculation.costs = StepCosts(FREE, learn=False)  # not those of a busy machine
         prompt, options = "Ada Lovelace as JSON:\n", {"constraint": schema(s), "max_tokens": 60}
         made = [llm.generate(prompt, temperature=t, seed=1, **options) for t in (0.0, 2.0)]
         llm._speculation = None
         made += [llm.generate(prompt, temperature=t, seed=1, **options) for t in (0.0, 2.0)]
-        assert llm.metrics().drafts["forced"].accepted > 4
+        forced = llm.metrics().drafts["forced"]
+        assert forced.accepted == forced.drafted > 0  # how many is n-grams' doing, too
     assert [c.token_ids for c in made[:2]] == [c.token_ids for c in made[2:]]
     for c in made:
         assert c.finish_reason is FinishReason.STOP
