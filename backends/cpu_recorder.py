@@ -180,8 +180,8 @@ class _Lowering:
 
     def _attention(self, n: Node) -> None:
         spec: Attention = n.data["spec"]
-        q, q_norm, q_rope = head(n.args[0])
-        k, k_norm, k_rope = head(n.args[1])
+        q, q_norm, q_rope = head(n.args[0], spec.head_dim)
+        k, k_norm, k_rope = head(n.args[1], spec.head_dim)
         instr = self._emit(abi.OP_ROPE_KV, False)
         instr.q, instr.k, instr.v = q.buffer, k.buffer, n.args[2].buffer
         rope = q_rope.data["rope"] if q_rope else None

@@ -17,6 +17,7 @@ from edgerun.backends.base import (
     PAGE_SIZE,
     Backend,
     CoarseBackend,
+    Feature,
     Forward,
     KVLayer,
     KVPool,
@@ -316,6 +317,7 @@ def load(
         planned = plan(room, token_bytes, trained.n_ctx_train, n_ctx, PAGE_SIZE)
         n_ctx = planned.n_ctx
         config = arch.configure(family, file, n_ctx)
+        _check_features(family, config, backend)
         with _Aside(partial(load_tokenizer, file.metadata, config.n_vocab)) as tokenizer:
             weights = _upload(family, config, file, backend, progress, tokenizer.check)
             kv = _new_kv(backend, family.kv_layers(config), planned, kv_type)
@@ -325,6 +327,18 @@ def load(
                 path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
                 file.size, file.n_params, kv_type, forward,
             )  # fmt: skip
+
+
+_FEATURES: dict[Feature, str] = {"moe": "mixtures of experts", "sinks": "attention sinks"}
+
+
+def _check_features(family: Architecture, config: ModelConfig, backend: Backend) -> None:
+    lacking = [_FEATURES[f] for f in family.features(config) if f not in backend.features]
+    if lacking:
+        raise UnsupportedModelError(
+            f"the {backend.name} backend has no kernels for {' and '.join(lacking)}, which "
+            f"{family.name} needs: choose the backend cpu"
+        )
 
 
 def _new_kv(backend: Backend, layers: list[KVLayer], planned: Plan, kv_type: str) -> KVPool:
