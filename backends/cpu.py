@@ -55,6 +55,7 @@ class CPUBackend(base.Backend):
     name = "cpu"
     kv_types = ("f16", "f32", "q8_0", "q4r")
     batch_invariant = True
+    features: frozenset[base.Feature] = frozenset(("moe", "sinks"))
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
         self._so = abi.native()
@@ -131,15 +132,20 @@ class CPUBackend(base.Backend):
         return VectorHandle(padded.ctypes.data, len(values), padded)
 
     def _matrix(self, tensor: base.RawTensor, owned: list[tuple[str, int]]) -> MatrixHandle:
-        n_rows, n_cols = tensor.shape
+        n_rows, n_cols = tensor.shape[-2:]
+        n_experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
         if not self._so.er_isa_has_type(self._isa, int(tensor.type)):
             raise UnsupportedModelError(
                 f"tensor {tensor.key}: the cpu backend has no kernel for type {tensor.type}; "
                 "convert the model to a supported quantization, e.g. Q4_K_M or Q8_0"
             )
         no_memory = ctypes.c_int(0)
+        all_rows = n_rows
+        if n_experts > 1:  # each begins with a tile of its own
+            tile = self._so.er_type_tile_rows(self._isa, int(tensor.type))
+            all_rows = n_experts * (-(-n_rows // tile) * tile)
         ptr = self._so.er_weight_new(
-            self._isa, int(tensor.type), n_rows, n_cols, ctypes.byref(no_memory)
+            self._isa, int(tensor.type), all_rows, n_cols, ctypes.byref(no_memory)
         )
         if no_memory.value:
             raise OutOfMemoryError(f"no memory for tensor {tensor.key}: close other programs")
@@ -148,7 +154,7 @@ class CPUBackend(base.Backend):
                 f"tensor {tensor.key}: {n_cols} columns do not suit type {tensor.type}"
             )
         owned.append(("er_weight_free", ptr))
-        return MatrixHandle(ptr, n_rows, n_cols)
+        return MatrixHandle(ptr, n_rows, n_cols, n_experts)
 
     def _place(self, matrices: Sequence[MatrixHandle], owned: list[tuple[str, int]]) -> None:
         ptrs = (ctypes.c_void_p * len(matrices))(*(m.ptr for m in matrices))
@@ -169,34 +175,40 @@ class CPUBackend(base.Backend):
         """In the file's order; one native call packs many small tensors or a part of a big one."""
         slices = [s for m in matrices for s in self._slices(*m)]
         slices.sort(key=lambda s: s[0].src)
-        group: list[tuple[abi.PackPart, base.RawTensor]] = []
+        group: list[tuple[abi.PackPart, base.RawTensor, int]] = []
         size = 0
-        for i, (part, tensor) in enumerate(slices):
-            group.append((part, tensor))
+        for i, (part, tensor, row) in enumerate(slices):
+            group.append((part, tensor, row))
             size += part.row_bytes * part.n_rows
             if size < _SLICE and i + 1 < len(slices):
                 continue
-            parts = (abi.PackPart * len(group))(*(p for p, _ in group))
+            parts = (abi.PackPart * len(group))(*(p for p, _, _ in group))
             if self._so.er_weights_pack(self._pool, parts, len(group)):
                 raise OutOfMemoryError("no memory to load the weights: close other programs")
             if taken is not None:
-                for p, t in group:
-                    taken(t, p.row, p.row + p.n_rows)
+                for p, t, row in group:
+                    taken(t, row, row + p.n_rows)
             group.clear()
             size = 0
 
     def _slices(
         self, matrix: MatrixHandle, tensor: base.RawTensor
-    ) -> Iterator[tuple[abi.PackPart, base.RawTensor]]:
+    ) -> Iterator[tuple[abi.PackPart, base.RawTensor, int]]:
+        """Parts to pack, with the tensor and the row in it where each begins."""
         data = tensor.data if tensor.data.flags.c_contiguous else np.ascontiguousarray(tensor.data)
         tensor = dataclasses.replace(tensor, data=data)  # held until it is packed
         row_bytes = data.shape[-1]
         tile = self._so.er_weight_tile_rows(matrix.ptr)
         step = max(1, _SLICE // (row_bytes * tile)) * tile
-        for row in range(0, len(data), step):
-            src = data.ctypes.data + row * row_bytes
-            n = min(step, len(data) - row)
-            yield abi.PackPart(matrix.ptr, src, row_bytes, row, n), tensor
+        # Experts without a gap between them are packed as one matrix.
+        each = matrix.n_out if matrix.n_out % tile else len(data)
+        for first in range(0, len(data), each):
+            place = first // each * (-(-each // tile) * tile)
+            for row in range(0, each, step):
+                src = data.ctypes.data + (first + row) * row_bytes
+                n = min(step, each - row)
+                part = abi.PackPart(matrix.ptr, src, row_bytes, place + row, n)
+                yield part, tensor, first + row
 
     def new_kv(
         self, layers: Sequence[base.KVLayer], n_pages: int, kv_type: str | None = None
