@@ -38,8 +38,7 @@ def test_without_the_package_the_error_names_it(tmp_path: Path, cli: CLI) -> Non
     path = foreign.internlm2(tmp_path / "m.gguf")
     with pytest.raises(UnsupportedModelError, match=f"'internlm2' is not supported.*{WAY_OUT}"):
         LLM(path)
-    dense = random_model(tmp_path / "dense.gguf")
-    moe = foreign.experts(tmp_path / "moe.gguf", dense)
+    moe = random_model(tmp_path / "moe.gguf", "qwen2", extra={"qwen2.expert_count": 8})
     with pytest.raises(UnsupportedModelError, match=f"experts is not supported.*{WAY_OUT}"):
         LLM(moe)
     with pytest.raises(BackendUnavailableError, match=f"not installed: {WAY_OUT}"):
@@ -101,9 +100,10 @@ def test_show_tells_who_runs_a_file(
 ) -> None:
     monkeypatch.setattr(library, "installed", lambda: here)
     dense = random_model(tmp_path / "dense.gguf")
+    moe = random_model(tmp_path / "moe.gguf", "qwen2", extra={"qwen2.expert_count": 8})
     for path, why in (
         (foreign.internlm2(tmp_path / "m.gguf"), "'internlm2' is not supported"),
-        (foreign.experts(tmp_path / "moe.gguf", dense), "experts is not supported"),
+        (moe, "experts is not supported"),
     ):
         found = json.loads(cli("show", str(path), "--json").out)["fallback"]
         assert found["backend"] == "llama_cpp"

@@ -253,7 +253,7 @@ def variants() -> dict[str, Variant]:
         ),
         "olmoe": Variant(
             "olmoe",
-            config(hf.OlmoeConfig, num_experts=8, num_experts_per_tok=3),
+            config(hf.OlmoeConfig, num_key_value_heads=4, num_experts=8, num_experts_per_tok=3),
             half=True,
             extra=experts,
         ),
