@@ -250,7 +250,7 @@ def test_what_it_cannot_load(tmp_path: Path, backend: LlamaCppBackend) -> None:
     with pytest.raises(ModelFileError, match=r"more\.gguf.*tensor"):
         load(more, backend)
     fine = foreign.internlm2(tmp_path / "fine.gguf")
-    with pytest.raises(BackendError, match="kv_type 'q1'"):
+    with pytest.raises(RequestError, match="KV type 'q1'"):
         load(fine, backend, kv_type="q1")
     with pytest.raises(BackendError, match=r"with kv_type q8_0: .*block size 32"):
         load(fine, backend, 64, "q8_0")

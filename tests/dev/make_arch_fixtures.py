@@ -283,21 +283,24 @@ def variants() -> dict[str, Variant]:
 def randomize(model: Any, seed: int, half: bool) -> None:
     """Weights large enough that attention is peaked and every norm, bias and cap shows."""
     rng = torch.Generator().manual_seed(seed)
+    routed = any(name.endswith(ROUTERS) for name, _ in model.named_parameters())
 
     def normal(p: Any, std: float) -> Any:
         return torch.randn(p.shape, generator=rng) * std
 
     for name, p in model.named_parameters():
         if "embed_tokens" in name or "lm_head" in name:
-            value = normal(p, 1.0)
+            # What experts weigh amplifies the noise of float32 sums: smaller logits there.
+            value = normal(p, 0.4 if routed else 1.0)
         elif p.ndim == 3:  # experts; gpt-oss has them transposed
             n_in = p.shape[1 if model.config.model_type == "gpt_oss" else 2]
-            value = normal(p, 0.7 * n_in**-0.5)
+            value = normal(p, 0.5 * n_in**-0.5)
         elif name.endswith(ROUTERS):
             value = normal(p, 3 * p.shape[1] ** -0.5)
         elif p.ndim == 2 and "bias" not in name:
-            # queries and keys larger: scores of a few units
-            std = 1.6 if any(s in name for s in ("q_proj", "k_proj", "qkv_proj")) else 1.0
+            # queries and keys larger: scores of a few units; YaRN's factor does that in gpt-oss
+            peaked = 1.0 if model.config.model_type == "gpt_oss" else 1.6
+            std = peaked if any(s in name for s in ("q_proj", "k_proj", "qkv_proj")) else 1.0
             value = normal(p, std * p.shape[1] ** -0.5)
         elif name.endswith(("bias", "sinks")):
             value = normal(p, 0.5 if name.endswith("bias") else 2.0)
