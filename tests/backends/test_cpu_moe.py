@@ -11,6 +11,7 @@ from helpers.gguf_build import GGML_F16, GGML_F32, GGML_Q8_0
 from helpers.moe_model import MXFP4, moe_model
 from helpers.runner import Runner, among_others, same_bits
 
+from edgerun import LLM, SamplingParams
 from edgerun.backends.base import Batch
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cpu_abi import isa_names
@@ -135,3 +136,15 @@ def test_steps_of_all_sizes_after_one_another(on_cpu, tmp_path: Path) -> None:
             done += n
         runner.end(tokens)
         assert same_bits(np.concatenate(parts), alone)
+
+
+def test_texts_of_many_do_not_depend_on_one_another(tmp_path: Path) -> None:
+    """Through the engine: at once, alone, and with drafts."""
+    path = moe_model(tmp_path / "m.gguf", "gpt-oss", kind=MXFP4, n_ff=64)
+    greedy = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    prompts = [ids(5 + 9 * i, seed=i) for i in range(5)]
+    with LLM(path, backend="cpu", n_ctx=256, threads=2) as llm:
+        streams = [llm.stream(p, greedy) for p in prompts]
+        together = [[i for chunk in s for i in chunk.token_ids] for s in streams]
+    with LLM(path, backend="cpu", n_ctx=256, threads=1, speculation="off") as llm:
+        assert [list(llm.generate(p, greedy).token_ids) for p in prompts] == together
