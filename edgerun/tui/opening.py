@@ -16,6 +16,7 @@ from edgerun.errors import EdgerunError, printable
 from edgerun.tui.conversation import Conversation
 from edgerun.tui.keeper import ModelKeeper
 from edgerun.tui.partner import Partner
+from edgerun.tui.settings import Remembered
 from edgerun.tui.talk import Question, Talk
 
 if TYPE_CHECKING:
@@ -44,9 +45,7 @@ class Opening:
         app, options = self.app, self.app.options
         self._listen()
         app.store = store = await asyncio.to_thread(self._open_store)
-        from edgerun.tui.settings import Remembered
-
-        app.remembered = Remembered(store)
+        app.remembered = await asyncio.to_thread(Remembered, store)
         if options.theme is None:
             app.theme = app.chosen_theme()
         conversation = await asyncio.to_thread(self._first_chat, store)
