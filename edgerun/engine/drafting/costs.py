@@ -22,6 +22,7 @@ _PRIOR = {1: 1.0, 2: 1.1, 4: 1.25, 8: 1.6, 16: 2.6, 32: 4.6, 64: 8.6}
 
 _RATE = 0.05  # a step's weight in the long run
 _CLIP = 0.15  # most that it may say, in units of log time: others use the machine too
+_LEVELS = 15  # steps whose median is the level
 _FRESH = 0.02  # the table is made anew when an entry has moved so far
 
 
@@ -46,7 +47,8 @@ class StepCosts:
         # By knot: the log of what it costs over what was expected, and how often it was seen.
         self._deviation = [0.0] * len(_KNOTS)
         self._seen = [0] * len(_KNOTS)
-        self._levels: deque[float] = deque(maxlen=15)
+        self._levels: deque[float] = deque(maxlen=_LEVELS)
+        self._plain = 0  # steps of one token since the last wider one
         self._built = list(self._deviation)  # as in the table
         self._stale = False
 
@@ -68,7 +70,7 @@ class StepCosts:
 
     def seconds(self, width: int) -> float | None:
         """What a step of ``width`` tokens takes at present; None = nothing was observed yet."""
-        return math.exp(self._level()) * self(width) if self._levels else None
+        return self._level() * self(width) if self._levels else None
 
     def _level(self) -> float:
         return sorted(self._levels)[len(self._levels) // 2]
@@ -77,12 +79,15 @@ class StepCosts:
         """A step of ``width`` tokens, all with logits, took so long."""
         if not self._learn or not 1 <= width <= _WIDEST or seconds <= 0.0:
             return
-        level = math.log(seconds / self._costs[width])
-        if len(self._levels) >= 3:
-            self._shift(width, level - self._level())
+        level = seconds / self._costs[width]
+        # A step of one token among such steps alone tells nothing of how widths compare.
+        if width > 1 or self._plain < _LEVELS:
+            if len(self._levels) >= 3:
+                self._shift(width, math.log(level / self._level()))
+            self._plain = self._plain + 1 if width == 1 else 0
+            if self._stale:
+                self._build()
         self._levels.append(level)
-        if self._stale:
-            self._build()
 
     def _shift(self, width: int, off: float) -> None:
         """Move what the width's cost hangs on, so that it comes closer to what was seen."""
