@@ -47,8 +47,10 @@ class StepCosts:
         # By knot: the log of what it costs over what was expected, and how often it was seen.
         self._deviation = [0.0] * len(_KNOTS)
         self._seen = [0] * len(_KNOTS)
+        # Of the last steps, and which of them were of one token.
         self._levels: deque[float] = deque(maxlen=_LEVELS)
-        self._plain = 0  # steps of one token since the last wider one
+        self._plain: deque[bool] = deque(maxlen=_LEVELS)
+        self._n_plain = 0
         self._built = list(self._deviation)  # as in the table
         self._stale = False
 
@@ -80,14 +82,18 @@ class StepCosts:
         if not self._learn or not 1 <= width <= _WIDEST or seconds <= 0.0:
             return
         level = seconds / self._costs[width]
-        # A step of one token among such steps alone tells nothing of how widths compare.
-        if width > 1 or self._plain < _LEVELS:
-            if len(self._levels) >= 3:
+        levels, plain = self._levels, self._plain
+        # Where such steps make the level, one of one token says nothing of how widths compare.
+        if width > 1 or self._n_plain <= _LEVELS // 2:
+            if len(levels) >= 3:
                 self._shift(width, math.log(level / self._level()))
-            self._plain = self._plain + 1 if width == 1 else 0
             if self._stale:
                 self._build()
-        self._levels.append(level)
+        if len(plain) == _LEVELS:
+            self._n_plain -= plain[0]
+        levels.append(level)
+        plain.append(width == 1)
+        self._n_plain += width == 1
 
     def _shift(self, width: int, off: float) -> None:
         """Move what the width's cost hangs on, so that it comes closer to what was seen."""
