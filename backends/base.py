@@ -8,6 +8,7 @@ must not branch on values, only on ``config``. It never sees paging or quantizat
 from __future__ import annotations
 
 import abc
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,23 +136,33 @@ class Batch:
         tokens: list[int] = []
         positions: list[int] = []
         outputs: list[int] = []
-        starts = [0]
-        for ids, n_past, _, wanted in rows:
+        starts, n_past, pages = [0], [], []
+        most = max([len(r[2]) for r in rows], default=0)
+        for ids, past, held, wanted in rows:
             at = len(tokens)
             tokens += ids
-            positions += range(n_past, n_past + len(ids))
+            positions += range(past, past + len(ids))
             outputs += [at + i for i in wanted]
             starts.append(len(tokens))
-        pages = np.full((len(rows), max([len(r[2]) for r in rows], default=0)), -1, np.int32)
-        for i, r in enumerate(rows):
-            pages[i, : len(r[2])] = r[2]
+            n_past.append(past)
+            pages += held
+            pages += [-1] * (most - len(held))
+        # One array for all is made in a third of the time of six.
+        parts = (tokens, positions, starts, n_past, outputs, pages)
+        ints = np.frombuffer(
+            array("i", [*tokens, *positions, *starts, *n_past, *outputs, *pages]), np.int32
+        )
+        at, views = 0, []
+        for part in parts:
+            views.append(ints[at : at + len(part)])
+            at += len(part)
         return cls(
-            tokens=np.array(tokens, np.int32),
-            positions=np.array(positions, np.int32),
-            row_start=np.array(starts, np.int32),
-            n_past=np.array([r[1] for r in rows], np.int32),
-            pages=pages,
-            outputs=np.array(outputs, np.int32),
+            tokens=views[0],
+            positions=views[1],
+            row_start=views[2],
+            n_past=views[3],
+            pages=views[5].reshape(len(n_past), most),
+            outputs=views[4],
             want_best=want_best,
         )
 

@@ -98,7 +98,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "er_program_free": (None, [c_void_p]),
     "er_program_run": (c_char_p, [c_void_p, POINTER(BatchView), POINTER(RopeTable), c_int]),
     "er_program_logits": (c_void_p, [c_void_p]),
-    "er_program_best": (POINTER(c_int32), [c_void_p]),
+    "er_program_best": (c_void_p, [c_void_p]),
     "er_program_logits_stride": (c_int64, [c_void_p]),
 }
 
