@@ -134,7 +134,7 @@ void bench(const er::Isa* isa, const TypeSize& t, int threads, size_t target) {
   size_t bytes = 0;
   const auto ms = matrices(l, t, LAYER, 7, target, &bytes);
   const int chunk = 64 / l->tile_rows;
-  const std::vector<int> columns = {1, 2, 4, 8, 12, 16, 32};
+  const std::vector<int> columns = {1, 2, 4, 6, 8, 12, 16, 32};
   std::vector<std::vector<Inputs>> in(columns.size());
   for (size_t c = 0; c < columns.size(); c++)
     for (int k : {2048, 8192}) in[c].emplace_back(set, l->act, k, columns[c], 8192);

@@ -1,10 +1,13 @@
 // codes.h: how 32 consecutive codes of R rows lie in registers. Dword j (codes 4j .. 4j+3) of row r is lane r.
 // Each kind has VEC registers per 32 k, get<J> (dword j of all rows, ready for the dot product), and put / take: one row's
 // eight dwords of plain codes into and out of the same place.
-//   Nib    dword j in nibble j & 1 of register j / 2       Nib5  Nib, then bit 4 of dword j as bit j of register 4
-//   Two    dword j at bits 2 (j & 3) of register j / 4     Three Two, then bit 2 of dword j as bit j of register 2
-//   Six    Nib, then bits 4-5 of dword j at 2 (j & 3) of register 4 + j / 4
-//   Byte   dword j is register j                           Lut   Nib through a table of 16 values
+//   Nib    dword j in nibble j & 1 of register j / 2       Two    dword j at bits 2 (j & 3) of register j / 4
+//   Byte   dword j is register j                           Lut    Nib through a table of 16 values
+// In the others register i holds dword i at its low bits, and what bits are left above hold the dwords that are left:
+//   Nib5   dword 5: register 0 bits 5-7, 1 bits 6-7        Three  dword 3 + i: register i bits 3-5
+//          dword 6: register 2 bits 5-7, 3 bits 6-7               dword 6: register 0 bits 6-7, 2 bit 6
+//          dword 7: register 4 bits 5-7, 1 bit 5, 3 bit 5         dword 7: register 1 bits 6-7, 2 bit 7
+//   Six    dword 6: bits 6-7 of registers 0, 1, 2          dword 7: of 3, 4, 5
 #pragma once
 #include "simd_int.h"
 
@@ -21,7 +24,10 @@ ER_INL vi move(vi x) {
   else if constexpr (FROM > TO) return srl16<FROM - TO>(x);
   else return x;
 }
-enum : uint32_t { W1 = 0x01010101u, W3 = 0x03030303u, W4 = 0x0f0f0f0fu };
+// Register i of a block with bits N and up of each byte at 0; the neighbours' bits must be masked away.
+template <int N>
+ER_INL vi above(const uint8_t* v, int i) { return srl16<N>(ldi(v + i * VB)); }
+enum : uint32_t { W1 = 0x01010101u, W3 = 0x03030303u, W7 = 0x07070707u, W4 = 0x0f0f0f0fu };
 
 struct Nib {
   enum { VEC = 4, BITS = 4 };
@@ -37,18 +43,24 @@ struct Nib {
 struct Nib5 {
   enum { VEC = 5, BITS = 5 };
   template <int J> ER_INL vi get(const uint8_t* v) {
-    const vi low = move<J % 2 * 4, 0>(ldi(v + J / 2 * VB)), high = move<J, 4>(ldi(v + 4 * VB));
-    return and_(sel(all8(15), low, high), all8(31));
+    if constexpr (J < 5) return and_(ldi(v + J * VB), all8(31));
+    else if constexpr (J < 7) return and_(sel(all8(7), above<5>(v, 2 * J - 10), above<3>(v, 2 * J - 9)), all8(31));
+    else return and_(sel(all8(7), above<5>(v, 4), sel(all8(15), above<2>(v, 1), above<1>(v, 3))), all8(31));
   }
   ER_INL void put(const uint32_t* w, uint8_t* v, int r) {
-    Nib::put(w, v, r);
-    uint32_t h = 0;
-    for (int j = 0; j < 8; j++) h |= ((w[j] >> 4) & W1) << j;
-    put_word(v, 4, r, h);
+    const uint32_t a = w[5], b = w[6], c = w[7];
+    put_word(v, 0, r, w[0] | (a & W7) << 5);
+    put_word(v, 1, r, w[1] | ((a >> 3) & W3) << 6 | ((c >> 3) & W1) << 5);
+    put_word(v, 2, r, w[2] | (b & W7) << 5);
+    put_word(v, 3, r, w[3] | ((b >> 3) & W3) << 6 | ((c >> 4) & W1) << 5);
+    put_word(v, 4, r, w[4] | (c & W7) << 5);
   }
   ER_INL void take(const uint8_t* v, int r, uint32_t* w) {
-    Nib::take(v, r, w);
-    for (int j = 0; j < 8; j++) w[j] |= ((word(v, 4, r) >> j) & W1) << 4;
+    uint32_t x[5];
+    for (int i = 0; i < 5; i++) x[i] = word(v, i, r), w[i] = x[i] & (W1 | W4 << 1);
+    w[5] = ((x[0] >> 5) & W7) | ((x[1] >> 6) & W3) << 3;
+    w[6] = ((x[2] >> 5) & W7) | ((x[3] >> 6) & W3) << 3;
+    w[7] = ((x[4] >> 5) & W7) | ((x[1] >> 5) & W1) << 3 | ((x[3] >> 5) & W1) << 4;
   }
 };
 
@@ -70,38 +82,38 @@ struct Two {
 struct Three {
   enum { VEC = 3, BITS = 3 };
   template <int J> ER_INL vi get(const uint8_t* v) {
-    const vi low = move<J % 4 * 2, 0>(ldi(v + J / 4 * VB)), high = move<J, 2>(ldi(v + 2 * VB));
-    return and_(sel(all8(3), low, high), all8(7));
+    if constexpr (J < 6) return and_(move<J / 3 * 3, 0>(ldi(v + J % 3 * VB)), all8(7));
+    else return and_(sel(all8(3), above<6>(v, J - 6), above<J - 2>(v, 2)), all8(7));
   }
   ER_INL void put(const uint32_t* w, uint8_t* v, int r) {
-    Two::put(w, v, r);
-    uint32_t h = 0;
-    for (int j = 0; j < 8; j++) h |= ((w[j] >> 2) & W1) << j;
-    put_word(v, 2, r, h);
+    put_word(v, 0, r, w[0] | w[3] << 3 | (w[6] & W3) << 6);
+    put_word(v, 1, r, w[1] | w[4] << 3 | (w[7] & W3) << 6);
+    put_word(v, 2, r, w[2] | w[5] << 3 | ((w[6] >> 2) & W1) << 6 | ((w[7] >> 2) & W1) << 7);
   }
   ER_INL void take(const uint8_t* v, int r, uint32_t* w) {
-    Two::take(v, r, w);
-    for (int j = 0; j < 8; j++) w[j] |= ((word(v, 2, r) >> j) & W1) << 2;
+    uint32_t x[3];
+    for (int i = 0; i < 3; i++) x[i] = word(v, i, r), w[i] = x[i] & W7, w[i + 3] = (x[i] >> 3) & W7;
+    w[6] = ((x[0] >> 6) & W3) | ((x[2] >> 6) & W1) << 2;
+    w[7] = ((x[1] >> 6) & W3) | ((x[2] >> 7) & W1) << 2;
   }
 };
 
 struct Six {
   enum { VEC = 6, BITS = 6 };
   template <int J> ER_INL vi get(const uint8_t* v) {
-    const vi low = move<J % 2 * 4, 0>(ldi(v + J / 2 * VB)), high = move<J % 4 * 2, 4>(ldi(v + (4 + J / 4) * VB));
-    return and_(sel(all8(15), low, high), all8(63));
+    if constexpr (J < 6) return and_(ldi(v + J * VB), all8(63));
+    else return and_(sel(all8(3), above<6>(v, 3 * J - 18), sel(all8(15), above<4>(v, 3 * J - 17), above<2>(v, 3 * J - 16))), all8(63));
   }
   ER_INL void put(const uint32_t* w, uint8_t* v, int r) {
-    Nib::put(w, v, r);
-    for (int i = 0; i < 2; i++) {
-      uint32_t x = 0;
-      for (int j = 0; j < 4; j++) x |= ((w[4 * i + j] >> 4) & W3) << 2 * j;
-      put_word(v, 4 + i, r, x);
-    }
+    for (int i = 0; i < 6; i++) put_word(v, i, r, w[i] | ((w[6 + i / 3] >> (i % 3 * 2)) & W3) << 6);
   }
   ER_INL void take(const uint8_t* v, int r, uint32_t* w) {
-    Nib::take(v, r, w);
-    for (int j = 0; j < 8; j++) w[j] |= ((word(v, 4 + j / 4, r) >> (j % 4 * 2)) & W3) << 4;
+    w[6] = w[7] = 0;
+    for (int i = 0; i < 6; i++) {
+      const uint32_t x = word(v, i, r);
+      w[i] = x & (W4 | W3 << 4);
+      w[6 + i / 3] |= ((x >> 6) & W3) << (i % 3 * 2);
+    }
   }
 };
 

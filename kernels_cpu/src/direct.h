@@ -50,6 +50,33 @@ struct Unit32 {
   vf scale(int i) const { return T::scale(u + i * R * T::SCALE); }
   vf min(int) const { return h2f(u + 2 * R); }
 };
+
+// Floats of int16 pairs of BITS bits, plus OFFSET, times a scale, rounded once. With 2^23's exponent put over them they are floats
+// already; those of the upper halves stand 2^16 higher.
+struct PairScale {
+  vf low, high, low_bias, high_bias;
+  explicit PairScale(vf d)
+      : low(d), high(mul(d, splat_f(0x1p-16f))), low_bias(mul(d, splat_f(-0x1p23f))), high_bias(mul(d, splat_f(-0x1p7f))) {}
+};
+template <int BITS, int OFFSET>
+ER_INL void scale_pair(uint8_t* o, vi pair, const PairScale& s) {
+  enum { MASK = (1 << BITS) - 1 };
+  if constexpr (!FUSED) {
+    const vi v = sub16(and_(pair, all16(MASK)), all16(OFFSET));
+    stf(o, mul(s.low, cvt(int_lo(v))));
+    stf(o + VB, mul(s.low, cvt(int_hi(v))));
+  } else {
+    const vf a = as_float(sel(all32(MASK), pair, all32(0x4b000000))), b = as_float(sel(all32(MASK << 16), pair, all32(0x4b000000)));
+    if constexpr (OFFSET == 0) {
+      stf(o, fma(a, s.low, s.low_bias));
+      stf(o + VB, fma(b, s.high, s.high_bias));
+    } else {
+      stf(o, mul(s.low, add(a, splat_f(-0x1p23f - OFFSET))));
+      stf(o + VB, mul(s.high, add(b, splat_f(-0x1p23f - OFFSET * 0x1p16f))));
+    }
+  }
+}
+
 template <class T>
 struct Unit8 {  // K-quants with sub-blocks of 32
   enum { BLOCKS = 8, HALVES = 0 };
@@ -59,17 +86,11 @@ struct Unit8 {  // K-quants with sub-blocks of 32
     x.u = unit;
     vi sc[4], mn[4];
     T::Head::get(unit, sc, mn);
-    const vf scale = h2f(unit);
-    for (int p = 0; p < 4; p++) {
-      stf(x.d + 2 * p * VB, mul(scale, cvt(int_lo(sc[p]))));
-      stf(x.d + (2 * p + 1) * VB, mul(scale, cvt(int_hi(sc[p]))));
-    }
+    const PairScale scale(h2f(unit));
+    for (int p = 0; p < 4; p++) scale_pair<T::Head::BITS, T::Head::OFFSET>(x.d + 2 * p * VB, sc[p], scale);
     if constexpr (T::MIN) {
-      const vf low = mul(splat_f(-1.0f), h2f(unit + 2 * R));
-      for (int p = 0; p < 4; p++) {
-        stf(x.m + 2 * p * VB, mul(low, cvt(int_lo(mn[p]))));
-        stf(x.m + (2 * p + 1) * VB, mul(low, cvt(int_hi(mn[p]))));
-      }
+      const PairScale low(mul(splat_f(-1.0f), h2f(unit + 2 * R)));
+      for (int p = 0; p < 4; p++) scale_pair<T::Head::BITS, 0>(x.m + 2 * p * VB, mn[p], low);
     }
   }
   vf scale(int i) const { return ldf(d + i * VB); }
@@ -82,13 +103,19 @@ struct Unit16 {  // K-quants with sub-blocks of 16
   alignas(64) uint8_t d[16 * VB], p[8 * VB];
   ER_INL void open(Unit16& x, const uint8_t* unit) {
     x.u = unit;
-    vi sc[8], mn[8];
-    T::Head::get(unit, sc, mn);
-    const vf scale = h2f(unit);
-    for (int i = 0; i < 8; i++) {
-      stf(x.d + 2 * i * VB, mul(scale, cvt(int_lo(sc[i]))));
-      stf(x.d + (2 * i + 1) * VB, mul(scale, cvt(int_hi(sc[i]))));
-      if constexpr (T::MIN) sti(x.p + i * VB, mn[i]);
+    const vf d = h2f(unit);
+    if constexpr (T::Head::FLAT) {
+      alignas(64) uint8_t t[4 * VB];
+      const uint8_t* scales = T::Head::bytes(unit, t);
+      for (int s = 0; s < 16; s++) stf(x.d + s * VB, mul(d, cvt(lanes_i8(scales + s * R))));
+    } else {
+      vi sc[8], mn[8];
+      T::Head::get(unit, sc, mn);
+      const PairScale scale(d);
+      for (int i = 0; i < 8; i++) {
+        scale_pair<T::Head::BITS, T::Head::OFFSET>(x.d + 2 * i * VB, sc[i], scale);
+        if constexpr (T::MIN) sti(x.p + i * VB, mn[i]);
+      }
     }
   }
   vf scale(int i, int half) const { return ldf(d + (2 * i + half) * VB); }
@@ -100,6 +127,41 @@ template <class T> struct UnitOf<T, 8> { typedef Unit8<T> type; };
 template <class T> struct UnitOf<T, 16> { typedef Unit16<T> type; };
 template <class T> using Unit = typename UnitOf<T, T::NS>::type;
 
+// Whether C columns get their sums' starts from a table that all tiles share: cheaper than a product each where it serves a few.
+template <class T, int C>
+constexpr bool has_starts() { return C >= 4 && T::ZERO >= 0 && (Unit<T>::HALVES || T::ZERO != ZERO8); }
+template <int C>
+struct Started : Tiled<C> {
+  const uint8_t* starts;  // int32 [halves][C]
+  const uint8_t* start(int c, int half) const { return starts + (half * C + c) * 4; }
+};
+template <class T, int HALF = 0, int C>
+ER_INL vi first_sum(const Started<C>& a, int c) { return bci(a.start(c, HALF)); }
+template <class T, int HALF = 0, class A>
+ER_INL vi first_sum(const A& a, int c) {
+  if constexpr (Unit<T>::HALVES) return start_half<T::ZERO, biased<T>(), HALF>(a.pair(c));
+  else return start_sum<T::ZERO, biased<T>()>(a.zero(c), a.pair(c));
+}
+
+// The table of all columns: of each column tile int32 [K / 32][halves][C]. Room for VB bytes behind it.
+template <class T>
+static void make_starts(const uint8_t* act, int K, int M, uint8_t* out) {
+  enum { ZERO = T::ZERO & 15, SLOTS = Unit<T>::HALVES + 1 };
+  const vi start = all32(biased<T>() ? START : 0);
+  const int C = tile_cols(M);
+  for (int m = 0; m < M; m += C, act += col_tile_bytes(K, C))
+    for (int b = 0; b < K / 32; b++)
+      for (int half = 0; half < SLOTS; half++, out += C * 4)
+        for (int c = 0; c < C; c += R) {
+          const vi pairs = ldi(act + b * C * REC + (C * 11 + c) * 4);
+          const vi sum = SLOTS == 1 ? add32(int_lo(pairs), int_hi(pairs)) : half ? int_hi(pairs) : int_lo(pairs);
+          sti(out + c * 4, sub32(start, sll32<ZERO>(sum)));
+        }
+}
+ER_INL size_t starts_bytes(int K, int M) {
+  return M > PASSES ? 0 : size_t((M + 11) / 12 * 12 + 12) * size_t(K / 32) * 8 + VB;
+}
+
 // f[c] += block i of the unit times column c
 template <class T, int C, class A>
 ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const A& a) {
@@ -107,7 +169,7 @@ ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const A& a) {
   const uint8_t* v = u.u + T::HEAD + i * T::BLOCK;
   if constexpr (!Unit<T>::HALVES) {
     vi acc[C];
-    ER_EACH acc[c] = start_sum<T::ZERO, BIASED>(a.zero(c), a.pair(c));
+    ER_EACH acc[c] = first_sum<T>(a, c);
     dots<8, T::Codes::BITS>(acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v>(v); },
                             [&](int c) __attribute__((always_inline)) { return a.codes(c); });
     const vf d = u.scale(i), bias = BIASED ? bias_of(d) : d;
@@ -119,7 +181,7 @@ ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const A& a) {
   } else {
     steps<0, 2>([&](auto half) __attribute__((always_inline)) {
       vi acc[C];
-      ER_EACH acc[c] = start_half<T::ZERO, BIASED, half.v>(a.pair(c));
+      ER_EACH acc[c] = first_sum<T, half.v>(a, c);
       dots<4, T::Codes::BITS>(
           acc, [&](auto j) __attribute__((always_inline)) { return T::Codes::template get<j.v + half.v * 4>(v); },
           [&](int c) __attribute__((always_inline)) { return a.codes(c) + half.v * 16; });
@@ -167,9 +229,9 @@ static void direct_seconds(const uint8_t* w, const uint8_t* act, int K, int M, f
     if (s.has[m]) stf(out + m * ldo, add(ldf(out + m * ldo), ldf(sums + m * R)));
 }
 
-// `n` <= C columns are stored; the rest of the tile's columns may hold anything.
+// `n` <= C columns are stored; the rest of the tile's columns may hold anything. starts: of make_starts, where they are used.
 template <class T, int C>
-static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s) {
+static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s, const uint8_t* starts) {
   const uint8_t* const act = a;
   const bool any = s.start && s.start[K / 32] > 0;
   alignas(64) float sum[DIRECT + 1][R];
@@ -185,7 +247,12 @@ static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_
 #pragma GCC unroll 1
     for (int i = 0; i < blocks; i++, a += C * REC, next++) {
       prefetch<T::UNIT / Unit<T>::BLOCKS>(w + i * (T::UNIT / Unit<T>::BLOCKS));
-      add_block<T, C>(f, u, i, Tiled<C>{a});
+      if constexpr (has_starts<T, C>()) {
+        add_block<T, C>(f, u, i, Started<C>{{a}, starts});
+        starts += C * 4 * (Unit<T>::HALVES + 1);
+      } else {
+        add_block<T, C>(f, u, i, Tiled<C>{a});
+      }
       if (any && next[0] != next[1]) add_seconds<T>(u, i, s, act, int(next - s.start), sum, DIRECT);
     }
   }

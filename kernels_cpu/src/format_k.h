@@ -1,7 +1,8 @@
 // format_k.h: the ggml types with blocks of 256, as a file holds them and as a tile holds them.
 // A value is d * scale[s] * (code - zero) - dmin * min[s], s a sub-block of 256 / NS codes. Tile unit, R rows x 256 k:
 //   [R] d fp16 | [R] dmin fp16 (or unused, or IQ4_XS: high bits of its scales) | packed scales | 8 x VEC registers.
-// Scales stay as narrow as the file's. Order: bytes [pair s / 2][row][s % 2], "pair p" below being 2R of them.
+// Scales stay as narrow as the file's. Order: bytes [pair s / 2][row][s % 2], "pair p" below being 2R of them; of Q3_K and Q6_K
+// [s][row], "pair p" being scales 2p and 2p + 1.
 //   Q2_K: 8 pairs, scale in the low nibble, min in the high one. Q6_K: 8 pairs, int8.
 //   Q4_K, Q5_K: registers A, B, H. A: low nibbles of scale (low) and min (high), pairs 0, 1; B: pairs 2, 3;
 //     H: their high bits: pairs 0, 1 scale at bits 0-1, min 2-3; pairs 2, 3 scale 4-5, min 6-7.
@@ -34,9 +35,13 @@ ER_INL void scales12(const uint8_t* s, BlockK& o) {  // eight pairs of 6 bits in
 }
 // Scale byte s of row r, in full bytes.
 ER_INL int at(int s, int r) { return s / 2 * 2 * R + r * 2 + s % 2; }
+ER_INL int flat_at(int s, int r) { return s * R + r; }
+
+// Heads give scales as int16 pairs plus OFFSET, whose bits from BITS up may hold anything where these are counted (get), or where
+// they are FLAT as int8 [s][row] (bytes).
 
 struct Head12 {  // Q4_K, Q5_K
-  enum { NS = 8, MIN = 1, BYTES = 16 * R, OFFSET = 0 };
+  enum { NS = 8, MIN = 1, BYTES = 16 * R, OFFSET = 0, FLAT = 0, BITS = 6 };
   ER_INL void put(const BlockK& b, int r, uint8_t* u) {
     u += 4 * R;
     for (int s = 0; s < 8; s++) {
@@ -66,7 +71,7 @@ struct Head12 {  // Q4_K, Q5_K
 };
 
 struct Head2 {  // Q2_K
-  enum { NS = 16, MIN = 1, BYTES = 20 * R, OFFSET = 0 };
+  enum { NS = 16, MIN = 1, BYTES = 20 * R, OFFSET = 0, FLAT = 0, BITS = 4 };
   ER_INL void put(const BlockK& b, int r, uint8_t* u) {
     for (int s = 0; s < 16; s++) u[4 * R + at(s, r)] = uint8_t(b.sc[s] | b.mn[s] << 4);
   }
@@ -76,47 +81,46 @@ struct Head2 {  // Q2_K
   ER_INL void get(const uint8_t* u, vi* sc, vi* mn) {
     for (int p = 0; p < 8; p++) {
       const vi x = wide_u8(u + 4 * R + p * 2 * R);
-      sc[p] = and_(x, all16(15));
+      sc[p] = x;
       mn[p] = srl16<4>(x);
     }
   }
 };
 
 struct Head6 {  // Q6_K
-  enum { NS = 16, MIN = 0, BYTES = 20 * R, OFFSET = 0 };
-  ER_INL void put(const BlockK& b, int r, uint8_t* u) { for (int s = 0; s < 16; s++) u[4 * R + at(s, r)] = b.sc[s]; }
-  ER_INL void take(const uint8_t* u, int r, BlockK& b) { for (int s = 0; s < 16; s++) b.sc[s] = u[4 * R + at(s, r)]; }
-  ER_INL void get(const uint8_t* u, vi* sc, vi*) { for (int p = 0; p < 8; p++) sc[p] = wide_i8(u + 4 * R + p * 2 * R); }
+  enum { NS = 16, MIN = 0, BYTES = 20 * R, OFFSET = 0, FLAT = 1 };
+  ER_INL void put(const BlockK& b, int r, uint8_t* u) { for (int s = 0; s < 16; s++) u[4 * R + flat_at(s, r)] = b.sc[s]; }
+  ER_INL void take(const uint8_t* u, int r, BlockK& b) { for (int s = 0; s < 16; s++) b.sc[s] = u[4 * R + flat_at(s, r)]; }
+  ER_INL const uint8_t* bytes(const uint8_t* u, uint8_t*) { return u + 4 * R; }
 };
 
 struct Head3 {  // Q3_K
-  enum { NS = 16, MIN = 0, BYTES = 16 * R, OFFSET = 32 };
+  enum { NS = 16, MIN = 0, BYTES = 16 * R, OFFSET = 32, FLAT = 1 };
   ER_INL void put(const BlockK& b, int r, uint8_t* u) {
     u += 4 * R;
     for (int s = 0; s < 16; s++) {
-      u[at(s % 8, r)] |= uint8_t((b.sc[s] & 15) << (s / 8 * 4));
-      u[2 * VB + at(s % 4, r)] |= uint8_t((b.sc[s] >> 4) << (s / 4 * 2));
+      u[flat_at(s % 8, r)] |= uint8_t((b.sc[s] & 15) << (s / 8 * 4));
+      u[2 * VB + flat_at(s % 4, r)] |= uint8_t((b.sc[s] >> 4) << (s / 4 * 2));
     }
   }
   ER_INL void take(const uint8_t* u, int r, BlockK& b) {
     u += 4 * R;
     for (int s = 0; s < 16; s++)
-      b.sc[s] = uint8_t(((u[at(s % 8, r)] >> (s / 8 * 4)) & 15) | ((u[2 * VB + at(s % 4, r)] >> (s / 4 * 2)) & 3) << 4);
+      b.sc[s] = uint8_t(((u[flat_at(s % 8, r)] >> (s / 8 * 4)) & 15) | ((u[2 * VB + flat_at(s % 4, r)] >> (s / 4 * 2)) & 3) << 4);
   }
-  ER_INL void get(const uint8_t* u, vi* sc, vi*) {
+  ER_INL const uint8_t* bytes(const uint8_t* u, uint8_t* t) {
     const vi a = ldi(u + 4 * R), b = ldi(u + 4 * R + VB), h = ldi(u + 4 * R + 2 * VB);
-    const vi m15 = all8(15), m63 = all8(63);
-    alignas(64) uint8_t t[4 * VB];
-    sti(t, and_(sel(m15, a, sll16<4>(h)), m63));
-    sti(t + VB, and_(sel(m15, b, sll16<2>(h)), m63));
-    sti(t + 2 * VB, and_(sel(m15, srl16<4>(a), h), m63));
-    sti(t + 3 * VB, and_(sel(m15, srl16<4>(b), srl16<2>(h)), m63));
-    for (int p = 0; p < 8; p++) sc[p] = sub16(wide_u8(t + p * 2 * R), all16(32));
+    const vi m15 = all8(15), m63 = all8(63), offset = all8(OFFSET);
+    sti(t, sub8(and_(sel(m15, a, sll16<4>(h)), m63), offset));
+    sti(t + VB, sub8(and_(sel(m15, b, sll16<2>(h)), m63), offset));
+    sti(t + 2 * VB, sub8(and_(sel(m15, srl16<4>(a), h), m63), offset));
+    sti(t + 3 * VB, sub8(and_(sel(m15, srl16<4>(b), srl16<2>(h)), m63), offset));
+    return t;
   }
 };
 
 struct HeadXs {  // IQ4_XS
-  enum { NS = 8, MIN = 0, BYTES = 8 * R, OFFSET = 32 };
+  enum { NS = 8, MIN = 0, BYTES = 8 * R, OFFSET = 32, FLAT = 0, BITS = 6 };
   ER_INL void put(const BlockK& b, int r, uint8_t* u) {
     for (int s = 0; s < 8; s++) {
       u[4 * R + at(s % 4, r)] |= uint8_t((b.sc[s] & 15) << (s / 4 * 4));
@@ -133,7 +137,6 @@ struct HeadXs {  // IQ4_XS
     sc[1] = or_(and_(low1, m15), and_(sll16<2>(h), m48));
     sc[2] = or_(srl16<4>(low0), and_(h, m48));
     sc[3] = or_(srl16<4>(low1), and_(srl16<2>(h), m48));
-    for (int p = 0; p < 4; p++) sc[p] = sub16(sc[p], all16(32));
   }
 };
 

@@ -17,7 +17,8 @@ namespace q8 {
 
 static_assert(SLICE % 256 == 0, "a slice is whole blocks and units of every type");
 
-typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s);
+typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s,
+                       const uint8_t* starts);
 
 // The kernels that exist, by columns; tile_cols (act_q8.h) rounds up to one of them.
 #if defined(__AVX512VNNI__)
@@ -40,15 +41,19 @@ struct Run {
     const size_t tile = tile_bytes(K);
     const Seconds seconds = seconds_at(scratch, K, M);
     const int C = tile_cols(M);
+    uint8_t* const starts = scratch + seconds_bytes(K, M) + gemm_scratch(M);
+    if constexpr (has_starts<T, 4>())
+      if (M <= PASSES && C >= 4) make_starts<T>(act, K, M, starts);
     if (M <= DIRECT) {
-      for (int t = 0; t < tiles; t++) kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M, seconds);
+      for (int t = 0; t < tiles; t++) kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M, seconds, starts);
       return;
     }
     if (M <= PASSES) {
       float* sums = (float*)(scratch + seconds_bytes(K, M));
       for (int t = 0; t < tiles; t++, w += tile, out += R) {
-        const uint8_t* a = act;
-        for (int m = 0; m < M; m += C, a += col_tile_bytes(K, C)) kernels[C](w, a, K, out + m * ldo, ldo, M - m, Seconds{});
+        const uint8_t *a = act, *s = starts;
+        for (int m = 0; m < M; m += C, a += col_tile_bytes(K, C), s += size_t(K / 32) * size_t(C * 4 * (Unit<T>::HALVES + 1)))
+          kernels[C](w, a, K, out + m * ldo, ldo, M - m, Seconds{}, s);
         if (seconds.start[K / 32]) direct_seconds<T>(w, act, K, M, out, ldo, seconds, sums);
       }
       return;
@@ -80,7 +85,7 @@ static const Linear* find(int type) {
 #endif
   return nullptr;
 }
-static size_t scratch_bytes(int K, int M) { return seconds_bytes(K, M) + gemm_scratch(M); }
+static size_t scratch_bytes(int K, int M) { return seconds_bytes(K, M) + gemm_scratch(M) + starts_bytes(K, M); }
 static void index(Act act, const uint8_t* columns, int K, int M, uint8_t* scratch) {
   if (act == ACT_Q8) index_seconds(columns, K, M, scratch);
 }

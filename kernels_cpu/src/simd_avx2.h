@@ -28,6 +28,7 @@ template <int N> ER_INL vi sll16(vi a) { return _mm256_slli_epi16(a, N); }
 template <int N> ER_INL vi srl16(vi a) { return _mm256_srli_epi16(a, N); }
 template <int N> ER_INL vi sll32(vi a) { return _mm256_slli_epi32(a, N); }
 ER_INL vi add16(vi a, vi b) { return _mm256_add_epi16(a, b); }
+ER_INL vi sub8(vi a, vi b) { return _mm256_sub_epi8(a, b); }
 ER_INL vi sub16(vi a, vi b) { return _mm256_sub_epi16(a, b); }
 ER_INL vi add32(vi a, vi b) { return _mm256_add_epi32(a, b); }
 ER_INL vi sub32(vi a, vi b) { return _mm256_sub_epi32(a, b); }
@@ -38,6 +39,7 @@ ER_INL vi table16(const void* p) { return _mm256_broadcastsi128_si256(_mm_loadu_
 ER_INL vi wide_u8(const void* p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)); }
 ER_INL vi wide_i8(const void* p) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p)); }
 ER_INL vi lanes_u8(const void* p) { return _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
+ER_INL vi lanes_i8(const void* p) { return _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p)); }
 ER_INL vf cvt(vi a) { return _mm256_cvtepi32_ps(a); }
 ER_INL vf as_float(vi a) { return _mm256_castsi256_ps(a); }
 ER_INL vi as_int(vf a) { return _mm256_castps_si256(a); }

@@ -28,6 +28,7 @@ ER_INL vi sel(vi m, vi a, vi b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca
 template <int N> ER_INL vi sll16(vi a) { return _mm512_slli_epi16(a, N); }
 template <int N> ER_INL vi srl16(vi a) { return _mm512_srli_epi16(a, N); }
 template <int N> ER_INL vi sll32(vi a) { return _mm512_slli_epi32(a, N); }
+ER_INL vi sub8(vi a, vi b) { return _mm512_sub_epi8(a, b); }
 ER_INL vi sub16(vi a, vi b) { return _mm512_sub_epi16(a, b); }
 ER_INL vi add32(vi a, vi b) { return _mm512_add_epi32(a, b); }
 ER_INL vi sub32(vi a, vi b) { return _mm512_sub_epi32(a, b); }
@@ -38,6 +39,7 @@ ER_INL vi table16(const void* p) { return _mm512_broadcast_i32x4(_mm_loadu_si128
 ER_INL vi wide_u8(const void* p) { return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
 ER_INL vi wide_i8(const void* p) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256((const __m256i*)p)); }
 ER_INL vi lanes_u8(const void* p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)); }
+ER_INL vi lanes_i8(const void* p) { return _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)); }
 ER_INL vf cvt(vi a) { return _mm512_cvtepi32_ps(a); }
 ER_INL vf as_float(vi a) { return _mm512_castsi512_ps(a); }
 ER_INL vi as_int(vf a) { return _mm512_castps_si512(a); }

@@ -11,6 +11,7 @@ typedef int32_t vi __attribute__((vector_size(16)));
 typedef float vf __attribute__((vector_size(16)));
 typedef int16_t vs __attribute__((vector_size(16)));
 typedef uint16_t vu __attribute__((vector_size(16)));
+typedef uint8_t vb __attribute__((vector_size(16)));
 typedef uint32_t vw __attribute__((vector_size(16)));
 
 ER_INL vi ldi(const void* p) { vi v; memcpy(&v, p, 16); return v; }
@@ -31,6 +32,7 @@ ER_INL vi sel(vi m, vi a, vi b) { return (m & a) | (~m & b); }
 template <int N> ER_INL vi sll16(vi a) { return (vi)((vu)a << N); }
 template <int N> ER_INL vi srl16(vi a) { return (vi)((vu)a >> N); }
 template <int N> ER_INL vi sll32(vi a) { return (vi)((vw)a << N); }
+ER_INL vi sub8(vi a, vi b) { return (vi)((vb)a - (vb)b); }
 ER_INL vi sub16(vi a, vi b) { return (vi)((vu)a - (vu)b); }
 ER_INL vi add32(vi a, vi b) { return (vi)((vw)a + (vw)b); }
 ER_INL vi sub32(vi a, vi b) { return (vi)((vw)a - (vw)b); }
@@ -56,6 +58,7 @@ ER_INL vi wide_i8(const void* p) {
   return ldi(b);
 }
 ER_INL vi lanes_u8(const void* p) { uint8_t a[4]; memcpy(a, p, 4); return vi{a[0], a[1], a[2], a[3]}; }
+ER_INL vi lanes_i8(const void* p) { int8_t a[4]; memcpy(a, p, 4); return vi{a[0], a[1], a[2], a[3]}; }
 ER_INL vf cvt(vi a) { return __builtin_convertvector(a, vf); }
 ER_INL vf as_float(vi a) { return (vf)a; }
 ER_INL vi as_int(vf a) { return (vi)a; }

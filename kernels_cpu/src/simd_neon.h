@@ -38,6 +38,7 @@ ER_INL vi sel(vi m, vi a, vi b) {
 template <int N> ER_INL vi sll16(vi a) { return of_u16(vshlq_n_u16(ER_U16(a.a), N), vshlq_n_u16(ER_U16(a.b), N)); }
 template <int N> ER_INL vi srl16(vi a) { return of_u16(vshrq_n_u16(ER_U16(a.a), N), vshrq_n_u16(ER_U16(a.b), N)); }
 template <int N> ER_INL vi sll32(vi a) { return {vshlq_n_s32(a.a, N), vshlq_n_s32(a.b, N)}; }
+ER_INL vi sub8(vi a, vi b) { return of_u8(vsubq_u8(ER_U8(a.a), ER_U8(b.a)), vsubq_u8(ER_U8(a.b), ER_U8(b.b))); }
 ER_INL vi sub16(vi a, vi b) { return of_s16(vsubq_s16(ER_S16(a.a), ER_S16(b.a)), vsubq_s16(ER_S16(a.b), ER_S16(b.b))); }
 ER_INL vi add32(vi a, vi b) { return {vaddq_s32(a.a, b.a), vaddq_s32(a.b, b.b)}; }
 ER_INL vi sub32(vi a, vi b) { return {vsubq_s32(a.a, b.a), vsubq_s32(a.b, b.b)}; }
@@ -56,6 +57,10 @@ ER_INL vi wide_i8(const void* p) {
 ER_INL vi lanes_u8(const void* p) {
   const uint16x8_t x = vmovl_u8(vld1_u8((const uint8_t*)p));
   return {vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(x))), vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(x)))};
+}
+ER_INL vi lanes_i8(const void* p) {
+  const int16x8_t x = vmovl_s8(vld1_s8((const int8_t*)p));
+  return {vmovl_s16(vget_low_s16(x)), vmovl_s16(vget_high_s16(x))};
 }
 ER_INL vf cvt(vi a) { return {vcvtq_f32_s32(a.a), vcvtq_f32_s32(a.b)}; }
 ER_INL vf as_float(vi a) { return {vreinterpretq_f32_s32(a.a), vreinterpretq_f32_s32(a.b)}; }
