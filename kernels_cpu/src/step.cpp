@@ -126,6 +126,14 @@ void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int
   }
 }
 
+// Memory would lie idle while a thread prepares its input: it brings the first weights meanwhile, as much as does not make the
+// thread wait. Returns how far it came.
+static const uint8_t* fetch(const uint8_t* weights, const uint8_t* end) {
+  enum { LINES = 128 };
+  for (int i = 0; i < LINES && weights < end; i++, weights += 64) __builtin_prefetch(weights, 0, 2);
+  return weights;
+}
+
 void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane) {
   const int n = count(in, job), which = matrix_of(cut, chunk);
   if (which < 0) {
@@ -136,14 +144,19 @@ void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, ui
   }
   uint8_t* acts[N_ACTS];
   private_acts(in, n, lane, acts);
+  const Weight& w = *in.outs[which].weight;
+  const int tile = (chunk - cut.first[which]) * cut.step, left = tile_count(&w) - tile, tiles = left < cut.step ? left : cut.step;
+  const int64_t rows = int64_t(tiles) * w.linear->tile_rows;
   if (lane.prepared != number) {
-    for (int t = 0; t < n; t++) quantize_token(in, n, t, acts, lane);
+    const size_t tile_bytes = w.linear->tile_bytes(int(w.n_cols));
+    const uint8_t *weights = w.data + size_t(tile) * tile_bytes, *end = weights + size_t(tiles) * tile_bytes;
+    for (int t = 0; t < n; t++) {
+      weights = fetch(weights, end);
+      quantize_token(in, n, t, acts, lane);
+    }
     index_acts(in, n, acts, lane);
     lane.prepared = lane.number = number;
   }
-  const int tile = (chunk - cut.first[which]) * cut.step, left = tile_count(in.outs[which].weight) - tile;
-  const int tiles = left < cut.step ? left : cut.step;
-  const int64_t rows = int64_t(tiles) * in.outs[which].weight->linear->tile_rows;
   linear_tiles(in, which, n, tile, tiles, acts, result(lane), rows, lane);
   if (wants_tops(in.epilogue == EPI_GLU ? in.out : in.outs[which].out, job)) top_of_rows(in, n, tile, tiles, result(lane), rows, lane.tops);
 }
