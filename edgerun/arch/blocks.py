@@ -264,7 +264,9 @@ def _attention(ops: Ops, w: Mapping[str, Weight], c: ModelConfig, i: int, x: Ten
         k = ops.rms_norm(k, w[b + "attn_k_norm"], c.eps)
     q = ops.rope(q, c.head_dim, c.ropes[i])
     k = ops.rope(k, c.head_dim, c.ropes[i])
-    return ops.attention(q, k, v, i, c.attention[i], w.get(b + "attn_sinks"))
+    if c.sinks:
+        return ops.attention(q, k, v, i, c.attention[i], w[b + "attn_sinks"])
+    return ops.attention(q, k, v, i, c.attention[i])
 
 
 def _feed_forward(ops: Ops, w: Mapping[str, Weight], c: ModelConfig, i: int, x: Tensor) -> Tensor:
