@@ -55,6 +55,8 @@ class ModelConfig:
     ropes: tuple[Rope, ...]
     act: Activation = "silu"
     embed_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and feed-forward add
+    logit_scale: float = 1.0
     final_softcap: float = 0.0
     experts: Experts | None = None  # in every layer, in place of the feed-forward
     sinks: bool = False

@@ -248,6 +248,8 @@ def dense_forward(ops: Ops, w: Mapping[str, Weight], c: ModelConfig) -> Tensor:
         x = _residual(ops, w, c, x, b + "post_attention_norm", y)
         x = _residual(ops, w, c, x, b + "post_ffw_norm", _feed_forward(ops, w, c, i, x))
     x = ops.rms_norm(x, w["output_norm"], c.eps)
+    if c.logit_scale != 1.0:
+        x = ops.scale(x, c.logit_scale)
     return ops.logits(x, w["output"], c.final_softcap)
 
 
@@ -262,7 +264,9 @@ def _attention(ops: Ops, w: Mapping[str, Weight], c: ModelConfig, i: int, x: Ten
         k = ops.rms_norm(k, w[b + "attn_k_norm"], c.eps)
     q = ops.rope(q, c.head_dim, c.ropes[i])
     k = ops.rope(k, c.head_dim, c.ropes[i])
-    return ops.attention(q, k, v, i, c.attention[i], w.get(b + "attn_sinks"))
+    if c.sinks:
+        return ops.attention(q, k, v, i, c.attention[i], w[b + "attn_sinks"])
+    return ops.attention(q, k, v, i, c.attention[i])
 
 
 def _feed_forward(ops: Ops, w: Mapping[str, Weight], c: ModelConfig, i: int, x: Tensor) -> Tensor:
@@ -279,4 +283,6 @@ def _residual(
     ops: Ops, w: Mapping[str, Weight], c: ModelConfig, x: Tensor, norm: str, y: Tensor
 ) -> Tensor:
     weight = w.get(norm)
-    return ops.add(x, y if weight is None else ops.rms_norm(y, weight, c.eps))
+    if weight is not None:
+        y = ops.rms_norm(y, weight, c.eps)
+    return ops.add(x, y if c.residual_scale == 1.0 else ops.scale(y, c.residual_scale))

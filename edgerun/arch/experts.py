@@ -10,7 +10,7 @@ from typing import Literal
 
 from edgerun.arch.base import ModelConfig, Params, TensorSpec
 from edgerun.backends.base import Activation, Experts, ExpertWeights, Ops, Role, Tensor, Weight
-from edgerun.errors import GGUFError
+from edgerun.errors import GGUFError, UnsupportedModelError
 
 __all__ = ["expert_layer", "expert_tensors", "read_experts"]
 
@@ -19,6 +19,19 @@ _PARTS: tuple[tuple[str, Role], ...] = (
     ("ffn_up_exps", "up"),
     ("ffn_down_exps", "matrix"),
 )
+
+
+#: What richer mixtures say, and the most that is still a plain one: experts that every token has,
+#: groups of experts, layers without.
+_PLAIN = {
+    "expert_shared_count": 0,
+    "expert_shared_feed_forward_length": 0,
+    "expert_group_count": 1,
+    "leading_dense_block_count": 0,
+    "interleave_moe_layer_step": 1,
+}
+#: Files' numbers for where the softmax is.
+_GATINGS = {"softmax": 1, "chosen": 3}
 
 
 def read_experts(
@@ -37,7 +50,19 @@ def read_experts(
 
     Raises:
         GGUFError: a key is missing or its value impossible.
+        UnsupportedModelError: a kind of mixture that the op lacks.
     """
+    for name, most in _PLAIN.items():
+        if (found := p.get_int(name, 0, lo=0)) > most:
+            raise UnsupportedModelError(
+                f"metadata key '{p.key(name)}' is {found}: such experts are not supported"
+            )
+    known = _GATINGS[gating]
+    if p.get_int("expert_gating_func", 0, lo=0) not in (0, known):
+        raise UnsupportedModelError(
+            f"metadata key '{p.key('expert_gating_func')}' is {p.raw('expert_gating_func')}; "
+            f"{p.arch} is known with {known}"
+        )
     n_experts = p.get_int("expert_count")
     n_used = p.get_int("expert_used_count")
     if n_used > n_experts:

@@ -117,6 +117,24 @@ def test_experts_where_a_family_has_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("expert_shared_count", 1),
+        ("expert_shared_feed_forward_length", 64),
+        ("expert_group_count", 4),
+        ("leading_dense_block_count", 1),
+        ("interleave_moe_layer_step", 2),
+        ("expert_gating_func", 2),
+    ],
+)
+def test_richer_mixtures_are_left_to_others(key: str, value: int) -> None:
+    plain = {"llama.expert_count": 8, "llama.expert_used_count": 2}
+    assert configure(plain).experts is not None
+    with pytest.raises(UnsupportedModelError, match=f"'llama.{key}' is {value}"):
+        configure(plain | {f"llama.{key}": value})
+
+
+@pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({}, "'llama.expert_used_count' is missing"),
@@ -158,7 +176,7 @@ def test_longrope_needs_the_factors_its_context_asks_for() -> None:
 
 
 def test_unknown_architecture() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'mamba\\x1b' .*gpt-oss, llama, .*qwen3moe"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba\\x1b' .*gpt-oss, .*llama, .*qwen3moe"):
         arch.get("mamba\x1b")
     for module in ("base", "loader", "", ".", "../llama"):  # not a way to import things
         with pytest.raises(UnsupportedModelError):

@@ -28,8 +28,8 @@ def busy() -> Iterator[None]:
 
 
 # gemma2: sums stored by the next phase's prologue and a soft-cap; qwen2: biases; phi3: one fused
-# matrix; head norms in qwen3.
-@pytest.mark.parametrize("name", ["gemma2", "qwen2", "phi3", "qwen3"])
+# matrix; head norms in qwen3; experts and sinks in gpt-oss.
+@pytest.mark.parametrize("name", ["gemma2", "qwen2", "phi3", "qwen3", "gpt_oss"])
 @pytest.mark.parametrize("threads", [2, 5])
 def test_late_threads_do_not_touch_the_bits(busy: None, name: str, threads: int) -> None:
     ids = np.random.default_rng(11).integers(0, 200, 120).tolist()

@@ -11,11 +11,12 @@ from helpers.gguf_build import GGML_F16, GGML_F32, GGML_Q8_0
 from helpers.moe_model import MXFP4, moe_model
 from helpers.runner import Runner, among_others, same_bits
 
-from edgerun import LLM, SamplingParams
+from edgerun import LLM, SamplingParams, arch
 from edgerun.backends.base import Batch
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cpu_abi import isa_names
 from edgerun.backends.reference import ReferenceBackend
+from edgerun.gguf import GGUFFile
 
 Q4_0, Q4_K, Q6_K = 2, 12, 14
 WIDE = {"n_embd": 256, "n_ff": 256}
@@ -39,7 +40,7 @@ def ids(n: int, seed: int = 1) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("arch", "shape"),
+    ("family", "shape"),
     [
         ("qwen3moe", {"kind": GGML_Q8_0}),
         ("qwen3moe", {"kind": Q4_K, "down": Q6_K, **WIDE}),
@@ -48,26 +49,45 @@ def ids(n: int, seed: int = 1) -> list[int]:
         ("gpt-oss", {"kind": Q4_0, "down": GGML_Q8_0, "n_experts": 3, "n_used": 1}),
     ],
 )
-def test_it_computes_what_the_reference_does(on_cpu, tmp_path: Path, arch: str, shape) -> None:
+def test_it_computes_what_the_reference_does(on_cpu, tmp_path: Path, family: str, shape) -> None:
     # In a second layer inputs rounded to int8 would choose another expert where two are close.
-    path = moe_model(tmp_path / "m.gguf", arch, **{**shape, "n_layer": 1})
+    path = moe_model(tmp_path / "m.gguf", family, **{**shape, "n_layer": 1})
     wanted = Runner(path, ReferenceBackend(), n_ctx=128).logits(ids(60))
     found = on_cpu(path, n_ctx=128, kv_type="f32").logits(ids(60), chunk=25)
     assert np.abs(found - wanted).max() < 0.02 * np.abs(wanted).max()
     assert np.abs(found - wanted).mean() < 0.01 * wanted.std()
 
 
+@pytest.mark.parametrize("n_ff", [32, 40])  # 40 rows: a gap behind each expert in memory
+def test_each_row_of_the_file_is_told_of_once(tmp_path: Path, n_ff: int) -> None:
+    path = moe_model(tmp_path / "m.gguf", kind=GGML_F16, n_ff=n_ff)
+    told: dict[str, list[int]] = {}
+    with GGUFFile.open(path) as file:
+        qwen = arch.get("qwen3moe")
+        specs = qwen.tensors(arch.configure(qwen, file))
+        raw = arch.raw_tensors("qwen3moe", specs, file)
+        backend = CPUBackend(threads=2)
+        backend.upload_all(
+            {n: (t, specs[n].role) for n, t in raw.items()},
+            lambda t, start, stop: told.setdefault(t.key, []).extend(range(start, stop)),
+        )
+        backend.close()
+        assert {t.key: list(range(len(t.data))) for t in raw.values()} == {
+            key: sorted(rows) for key, rows in told.items()
+        }
+
+
 @pytest.mark.parametrize("isa", isa_names())
 @pytest.mark.parametrize(
-    ("arch", "shape"),
+    ("family", "shape"),
     [
         ("qwen3moe", {"kind": Q4_K, "down": Q6_K, **WIDE}),
         ("gpt-oss", {"kind": MXFP4, "n_ff": 96, "n_experts": 6, "n_used": 2}),
     ],
     ids=["qwen3moe", "gpt-oss"],
 )
-def test_batch_invariance(on_cpu, tmp_path: Path, arch: str, shape, isa: str) -> None:
-    path = moe_model(tmp_path / "m.gguf", arch, **shape)
+def test_batch_invariance(on_cpu, tmp_path: Path, family: str, shape, isa: str) -> None:
+    path = moe_model(tmp_path / "m.gguf", family, **shape)
     text = ids(120)
     runner = on_cpu(path, isa, n_ctx=256, n_pages=128)
     alone = runner.logits(text, chunk=512)

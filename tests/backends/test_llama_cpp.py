@@ -84,7 +84,7 @@ def test_experts(tmp_path: Path, backend: LlamaCppBackend) -> None:
     np.testing.assert_allclose(whole(model, IDS), twin.logits(IDS), atol=NEAR)
 
 
-@pytest.mark.parametrize("name", ["qwen3moe", "olmoe", "mixtral"])
+@pytest.mark.parametrize("name", ["qwen3moe", "olmoe", "mixtral", "granite", "granitemoe"])
 def test_architectures_with_experts(backend: LlamaCppBackend, name: str) -> None:
     """The library agrees with the golden logits as far as float16 matrices let it."""
     path, data = FIXTURES / "arch" / f"{name}.gguf", np.load(FIXTURES / "arch" / f"{name}.npz")

@@ -86,6 +86,15 @@ def linear(w: gguf.GGUFWriter, model: Any, c: Any) -> None:
     w.add_rope_scaling_factor(c.rope_parameters["factor"])
 
 
+def granite(w: gguf.GGUFWriter, model: Any, c: Any) -> None:
+    w.add_embedding_scale(c.embedding_multiplier)
+    w.add_attention_scale(c.attention_multiplier)
+    w.add_residual_scale(c.residual_multiplier)
+    w.add_logit_scale(c.logits_scaling)
+    if hasattr(c, "num_local_experts"):
+        experts(w, model, c)
+
+
 def experts(w: gguf.GGUFWriter, model: Any, c: Any) -> None:
     w.add_expert_count(getattr(c, "num_experts", None) or c.num_local_experts)
     w.add_expert_used_count(c.num_experts_per_tok)
@@ -124,6 +133,12 @@ def longrope(w: gguf.GGUFWriter, model: Any, c: Any) -> None:
 
 def variants() -> dict[str, Variant]:
     theta = 10000.0
+    factors = {
+        "embedding_multiplier": 6.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 0.5,
+    }
     gemma = {"head_dim": 16, "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True}
     return {
         "llama": Variant("llama", config(hf.LlamaConfig), half=True),
@@ -277,6 +292,15 @@ def variants() -> dict[str, Variant]:
             half=True,
             extra=gpt_oss,
         ),
+        "granite": Variant(
+            "granite", config(hf.GraniteConfig, **factors), half=True, extra=granite
+        ),
+        "granitemoe": Variant(
+            "granitemoe",
+            config(hf.GraniteMoeConfig, num_local_experts=6, num_experts_per_tok=2, **factors),
+            half=True,
+            extra=granite,
+        ),
     }
 
 
@@ -324,7 +348,7 @@ def margin(model: Any, ids: Any) -> float:
         k = module.top_k
         found.append(float((top[:, k - 1] - top[:, k]).min()))
 
-    routers = [m for n, m in model.named_modules() if n.endswith(("mlp.gate", "mlp.router"))]
+    routers = [m for n, m in model.named_modules() if f"{n}.weight".endswith(ROUTERS)]
     hooks = [m.register_forward_hook(see) for m in routers]
     with torch.no_grad():
         model(torch.tensor(ids)[None], use_cache=False)
@@ -333,7 +357,8 @@ def margin(model: Any, ids: Any) -> float:
     return min(found, default=float("inf"))
 
 
-ROUTERS = ("mlp.gate.weight", "mlp.router.weight")
+PAIRS = ("llama", "granite", "granitemoe")  # whose rope turns neighbours
+ROUTERS = ("mlp.gate.weight", "mlp.router.weight", "moe.router.weight")
 NAMES = {
     "embed_tokens.weight": "token_embd.weight",
     "lm_head.weight": "output.weight",
@@ -351,6 +376,7 @@ LAYER_NAMES = {
     "self_attn.sinks": "attn_sinks",  # a parameter itself
     "mlp.gate": "ffn_gate_inp",
     "mlp.router": "ffn_gate_inp",
+    "block_sparse_moe.router": "ffn_gate_inp",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.gate_up_proj": "ffn_up",
@@ -386,7 +412,7 @@ def permute(w: np.ndarray, n_heads: int) -> np.ndarray:
 def expert_parts(name: str, data: np.ndarray, arch: str) -> dict[str, np.ndarray] | None:
     """A tensor of all experts of a layer as GGUF has it; None if it is something else. Gate and up
     lie behind one another, gpt-oss's rows alternate and are columns."""
-    if ".mlp.experts." not in name:
+    if ".experts." not in name:
         return None
     layer, part = name.split(".")[2], name.split(".")[-1]
     suffix = "bias" if part.endswith("_bias") else "weight"
@@ -463,9 +489,9 @@ def make(name: str, v: Variant, seed: int) -> None:
                 w.add_tensor(target, np.ascontiguousarray(part, dtype))
             continue
         target = gguf_name(key, v.arch)
-        if v.arch == "llama" and ".attn_q." in target:
+        if v.arch in PAIRS and ".attn_q." in target:
             data = permute(data, c.num_attention_heads)
-        if v.arch == "llama" and ".attn_k." in target:
+        if v.arch in PAIRS and ".attn_k." in target:
             data = permute(data, c.num_key_value_heads)
         if v.arch.startswith("gemma") and "norm" in target:
             data = data + 1
