@@ -60,10 +60,10 @@ class Opening:
         gc.freeze()  # what is there now stays: collections need not look at it
         gc.enable()
         app.keeper.load(options.model or app.remembered.model(options.where))
-        await self.restore_draft()
         if options.question:
             app.talk.ask(Question(options.question))
         app.do_what_waited()
+        await self.restore_draft()
         app.chat.composer.area.asked.load(await asyncio.to_thread(store.asked))
 
     def _listen(self) -> None:
