@@ -119,6 +119,8 @@ class ChatApp(App[object]):
         if self._typed is not None and isinstance(event, (events.Key, events.Paste)):
             self._typed.append(event)
         else:
+            if isinstance(event, (events.Key, events.Paste)) and self.screen is self.chat:
+                self.chat.expect(event)
             await super().on_event(event)
 
     def _open(self) -> None:
