@@ -18,6 +18,7 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.timer import Timer
 
+from edgerun.folders import data_dir
 from edgerun.tui import commands, themes
 from edgerun.tui.composer.area import Area
 from edgerun.tui.composer.box import Composer
@@ -86,6 +87,8 @@ class ChatApp(App[object]):
         self.remembered: Remembered | None = None
         self.stage = Stage(self)
         self._open_partner, self._path = open_partner, path
+        where = (data_dir() if path is None else path.parent) / "chat.theme"
+        self.theme_file = where if options.save else None
         self.editing: str | None = None
         self._before_edit = ""
         self._waiting: list[Composer.Submitted] = []
@@ -119,6 +122,8 @@ class ChatApp(App[object]):
         if self._typed is not None and isinstance(event, (events.Key, events.Paste)):
             self._typed.append(event)
         else:
+            if isinstance(event, (events.Key, events.Paste)) and self.screen is self.chat:
+                self.chat.expect(event)
             await super().on_event(event)
 
     def _open(self) -> None:
@@ -147,7 +152,8 @@ class ChatApp(App[object]):
 
     def chosen_theme(self, name: str | None = None) -> str:
         """A theme that there is; None = the one that was chosen before."""
-        saved = self.remembered.theme if self.remembered else None
+        known = self.remembered
+        saved = themes.recalled(self.theme_file) if known is None else known.theme
         return themes.choose(name or saved, self.available_themes, os.environ)
 
     def _type(self) -> None:

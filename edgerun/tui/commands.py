@@ -124,7 +124,7 @@ def nearest(word: str) -> str | None:
     """The name most like a mistyped ``word``."""
     import difflib
 
-    hits = difflib.get_close_matches(word.lower(), list(_BY_NAME), 1, 0.5)
+    hits = difflib.get_close_matches(word.lower(), list(_BY_NAME), 1, 0.6)
     return hits[0] if hits else None
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from edgerun.chat import ChatOptions
 from edgerun.core import SamplingParams
 from edgerun.errors import EdgerunError, printable
+from edgerun.tui import themes
 from edgerun.tui.conversation import Conversation
 from edgerun.tui.keeper import ModelKeeper
 from edgerun.tui.partner import Partner
@@ -48,6 +49,7 @@ class Opening:
         app.remembered = await asyncio.to_thread(Remembered, store)
         if options.theme is None:
             app.theme = app.chosen_theme()
+        await asyncio.to_thread(themes.keep, app.theme_file, app.remembered.theme)
         conversation = await asyncio.to_thread(self._first_chat, store)
         partner = self._open_partner()
         app.keeper = ModelKeeper(partner, app.stage.model_changed)
@@ -60,10 +62,10 @@ class Opening:
         gc.freeze()  # what is there now stays: collections need not look at it
         gc.enable()
         app.keeper.load(options.model or app.remembered.model(options.where))
-        await self.restore_draft()
         if options.question:
             app.talk.ask(Question(options.question))
         app.do_what_waited()
+        await self.restore_draft()
         app.chat.composer.area.asked.load(await asyncio.to_thread(store.asked))
 
     def _listen(self) -> None:

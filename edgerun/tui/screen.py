@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
@@ -183,6 +184,19 @@ class ChatScreen(Screen[None]):
         transcript = Transcript(id="transcript")
         self.mount(transcript, after=self.welcome)
         return transcript
+
+    def expect(self, event: events.Key | events.Paste) -> None:
+        """Called before a key or a paste is dealt with. A click on the transcript takes the focus
+        from the composer; a paste, or a letter that is no key there, begins a question all the
+        same."""
+        if self.focused is self.composer.area:
+            return
+        if isinstance(event, events.Paste) or (
+            event.is_printable and event.key not in self.active_bindings
+        ):
+            if self.focused is not None:
+                self.transcript.pick(None)
+            self.set_focus(self.composer.area)
 
     def compose(self) -> ComposeResult:
         yield self.welcome

@@ -6,13 +6,27 @@ read most), on each of the backgrounds it stands on.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
+from pathlib import Path
 
 from textual.app import App
 from textual.color import Color
 from textual.theme import Theme
 
-__all__ = ["DARK", "LIGHT", "MONO", "OWN", "begin_with", "choose", "contrast", "names", "register"]
+__all__ = [
+    "DARK",
+    "LIGHT",
+    "MONO",
+    "OWN",
+    "begin_with",
+    "choose",
+    "contrast",
+    "keep",
+    "names",
+    "recalled",
+    "register",
+]
 
 
 def _variables(colors: Mapping[str, str], **more: str) -> dict[str, str]:
@@ -193,6 +207,26 @@ def choose(saved: str | None, known: Mapping[str, object], env: Mapping[str, str
         return saved
     ground = env.get("COLORFGBG", "").rpartition(";")[2]
     return LIGHT.name if ground in ("7", "15") else DARK.name
+
+
+def recalled(file: Path | None) -> str | None:
+    """What :func:`keep` has written: the theme of the last chat, known before the database is open,
+    so that a light screen does not begin dark. Whatever else is there counts as none."""
+    if file is None:
+        return None
+    try:
+        with file.open(encoding="utf-8") as f:
+            return f.read(100).strip()
+    except (OSError, ValueError):
+        return None
+
+
+def keep(file: Path | None, name: str | None) -> None:
+    """Have ``name`` recalled by the next chat. On a thread; what cannot be written is not."""
+    if file is None or (name or None) == (recalled(file) or None):
+        return
+    with contextlib.suppress(OSError):
+        file.write_text(name or "", encoding="utf-8")
 
 
 def contrast(a: str, b: str) -> float:

@@ -279,5 +279,5 @@ def _cut(usage: Usage | None, params: SamplingParams, about: About | None) -> st
         return ""
     out = f"Cut short: the context of {about.n_ctx} tokens is full. /new starts afresh"
     if not about.where:
-        out += f"{_larger(about)}, /set context_shift on and /retry drops what is oldest"
+        out += f"{_larger(about)}; /set context_shift on, then /retry, drops the oldest and goes on"
     return f"{out}."

@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 from helpers.cli import environment
+from helpers.tui import FakePartner
 from helpers.tui_app import chat, play
 from textual.app import App
+
+from edgerun.tui.app import ChatApp, Options
 
 #: All of edgerun that is imported before the first paint. Whatever joins it costs each start.
 NEEDED = """
@@ -94,6 +97,37 @@ def test_a_theme_to_begin_with_is_as_one_that_is_chosen(name: str) -> None:
         assert await go(name) == await go(None)
 
     play(both)
+
+
+def test_a_chat_begins_with_the_theme_of_the_last_one(tmp_path: Path) -> None:
+    """It would be seen: dark, and then light."""
+    path, file = tmp_path / "chats.db", tmp_path / "chat.theme"
+
+    def first(**options: Any) -> str:
+        return ChatApp(Options(**options), FakePartner, path=path).theme
+
+    async def choose() -> None:
+        async with chat(path=path) as d:
+            await d.idle()
+            assert not file.exists()
+            await d.say("/theme edgerun-light")
+            await d.until(lambda: file.exists() and file.read_text() == "edgerun-light")
+
+    play(choose)
+    assert first() == "edgerun-light"
+    assert first(save=False) == "edgerun-dark"  # nor is anything else of the last one there
+    assert first(theme="nord") == "nord"
+    for junk in (b"", b"\xff\0", b"no such theme", b"x" * 1_000_000):
+        file.write_bytes(junk)
+        assert first() == "edgerun-dark"
+
+    async def again() -> None:
+        async with chat(path=path) as d:
+            await d.idle()
+            assert d.app.theme == "edgerun-light"
+            await d.until(lambda: file.read_text() == "edgerun-light")
+
+    play(again)
 
 
 def test_the_transcript_is_there_once_it_is_looked_at(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from helpers.tui import FakePartner, Gate, Think
 from helpers.tui_app import Driver, chat, play
+from textual import events
 
 from edgerun.errors import ContextLengthError
 from edgerun.tui.conversation import Attachment
@@ -175,6 +176,31 @@ def test_keys_on_a_message() -> None:
             await d.press("right_square_bracket")
             assert d.said[1] == ("assistant", "again")
             await d.press("escape")
+            assert d.app.chat.composer.area.has_focus
+
+    play(go)
+
+
+def test_what_is_no_key_of_a_message_begins_a_question() -> None:
+    """After a click on the transcript, or with a message picked."""
+
+    async def go() -> None:
+        async with chat("see") as d:
+            await d.idle()
+            await d.say("q")
+            await d.pilot.click("#transcript", offset=(4, 0))
+            assert d.app.chat.transcript.has_focus
+            for key in ("slash", "s", "e", "t"):  # e alone would edit
+                d.app.post_message(events.Key(key, {"slash": "/"}.get(key, key)))
+            await d.settle()
+            assert d.draft == "/set"
+            assert d.app.editing is None
+            await d.press("ctrl+u", "alt+up", "c")
+            assert d.app.clipboard == "see"
+            assert d.draft == ""
+            d.app.post_message(events.Paste("pasted\ntwice"))
+            await d.settle()
+            assert d.draft == "pasted\ntwice"
             assert d.app.chat.composer.area.has_focus
 
     play(go)

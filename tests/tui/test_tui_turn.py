@@ -259,11 +259,11 @@ def test_a_full_context_says_what_to_do(store: Store, about: About, larger: str)
     [
         (Usage(9, 7), None, 7, "Cut short: max_tokens is 7. > or /continue goes on."),
         (Usage(9, 55), About("m", n_ctx=64, n_ctx_max=64), None,
-         "Cut short: the context of 64 tokens is full. /new starts afresh, "
-         "/set context_shift on and /retry drops what is oldest."),
+         "Cut short: the context of 64 tokens is full. /new starts afresh; "
+         "/set context_shift on, then /retry, drops the oldest and goes on."),
         (Usage(9, 55), About("m", n_ctx=64, n_ctx_max=128), None,
          "Cut short: the context of 64 tokens is full. /new starts afresh, --ctx N loads the model "
-         "with up to 128, /set context_shift on and /retry drops what is oldest."),
+         "with up to 128; /set context_shift on, then /retry, drops the oldest and goes on."),
         (Usage(9, 55), About("m", n_ctx=64, where="http://x:1"), 99,
          "Cut short: the context of 64 tokens is full. /new starts afresh."),
         (Usage(9, 20), About("m", n_ctx=64), None, ""),  # a server's reasons are its own

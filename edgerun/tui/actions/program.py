@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from edgerun.errors import printable
-from edgerun.tui import commands
+from edgerun.tui import commands, themes
 from edgerun.tui.actions.base import Base, filtered
 from edgerun.tui.commands import Parsed
 
@@ -14,8 +16,6 @@ class ProgramActions(Base):
     """Commands of the group "This program"."""
 
     def do_theme(self, rest: str) -> None:
-        from edgerun.tui import themes
-
         if rest and rest not in self.app.available_themes:
             known = ", ".join(t.name for t in themes.OWN)
             self.tell(f"no theme {printable(rest, 40)!r}: {known}; /theme lists all", bad=True)
@@ -30,6 +30,8 @@ class ProgramActions(Base):
     def _keep_theme(self, name: str | None) -> None:
         if name and self.app.remembered is not None:
             self.app.remembered.theme = name
+            keep = partial(themes.keep, self.app.theme_file, name)
+            self.app.run_worker(keep, thread=True, group="theme")
 
     def do_help(self, rest: str) -> None:
         from edgerun.tui import keys

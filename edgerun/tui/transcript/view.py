@@ -46,8 +46,8 @@ class Transcript(Canvas, can_focus=True):
         Binding("enter,space,o", "fold", "Fold"),
         Binding("c", "copy", "Copy message"),
         Binding("y", "copy_code", "Copy code block"),
-        *(Binding(str(n), f"copy_code({n})", f"Copy code block {n}", show=False)
-          for n in range(1, 10)),
+        Binding("1", "copy_code(1)", "Copy the code block of that number", key_display="1 to 9"),
+        *(Binding(str(n), f"copy_code({n})", show=False) for n in range(2, 10)),
         Binding("e", "act('edit')", "Edit"),
         Binding("r", "act('retry')", "Retry"),
         Binding("left_square_bracket", "act('previous')", "Other answer", key_display="["),
