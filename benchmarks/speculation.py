@@ -35,6 +35,7 @@ import _replay
 from _machine import machine_facts
 
 from edgerun import LLM, SamplingParams
+from edgerun.engine.draft_source import whole_drafts
 from edgerun.engine.drafting.speculation import AccountedDrafter, Speculation
 
 CODE = """\
@@ -189,26 +190,42 @@ def prompt_of(llm: LLM, work: Work) -> list[int]:
     return ids + llm.tokenize(work.opening, add_bos=False)
 
 
+class Switch:
+    """Turns the speculation of a model off and on again, between requests."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self._engine = llm._worker._engine
+        self._on = llm._speculation, self._engine.program, self._engine.widths
+
+    def turn(self, on: bool) -> LLM:
+        """The model, speculating or not."""
+        off = None, self.llm.model.program, whole_drafts
+        self.llm._speculation, self._engine.program, self._engine.widths = self._on if on else off
+        return self.llm
+
+
 def measure(
-    off: LLM, on: LLM, work: Work, temperature: str, rounds: int, most: int, clock: Clock
+    switch: Switch, work: Work, temperature: str, rounds: int, most: int, clock: Clock
 ) -> Result:
-    """Time one answer ``rounds`` times on each.
+    """Time one answer ``rounds`` times with speculation and without.
 
     Raises:
         SystemExit: the answers differ.
     """
-    prompt, params = prompt_of(off, work), SETTINGS[temperature]
-    first = off.generate(prompt, params, max_tokens=most)
+    llm = switch.turn(on=False)
+    prompt, params = prompt_of(llm, work), SETTINGS[temperature]
+    first = llm.generate(prompt, params, max_tokens=most)
     n = max(loop_at(list(first.token_ids)), 32)
     want = first.token_ids[:n]
-    on.generate(prompt, params, max_tokens=n)
+    switch.turn(on=True).generate(prompt, params, max_tokens=n)
     speeds: list[tuple[float, float]] = []
-    before = _drafts(on)
+    before = _drafts(llm)
     clock.seconds = 0.0
     for round_ in range(rounds):
         pair = {}
-        for llm in (off, on) if round_ % 2 else (on, off):
-            got = llm.generate(prompt, params, max_tokens=n)
+        for on in (False, True) if round_ % 2 else (True, False):
+            got = switch.turn(on).generate(prompt, params, max_tokens=n)
             if got.token_ids != want:
                 at = next(
                     (
@@ -219,15 +236,15 @@ def measure(
                     min(len(got.token_ids), len(want)),
                 )
                 raise SystemExit(f"{work.name}, temperature {temperature}: token {at} differs")
-            pair[llm] = got.timings.decode_per_second
-        speeds.append((pair[off], pair[on]))
-    after = _drafts(on)
+            pair[on] = got.timings.decode_per_second
+        speeds.append((pair[False], pair[True]))
+    after = _drafts(llm)
     drafted, accepted = (a - b for a, b in zip(after, before, strict=True))
     steps = rounds * (len(want) - 1) - accepted
     ratios = [b / a for a, b in speeds]
     low, speedup, high = statistics.quantiles(ratios, n=4) if rounds > 1 else ratios * 3
     return Result(
-        on.name, work.name, temperature, len(want),
+        llm.name, work.name, temperature, len(want),
         statistics.median(s for s, _ in speeds), statistics.median(s for _, s in speeds),
         speedup, low, high,
         drafted // rounds, accepted // rounds, steps // rounds,
@@ -251,13 +268,11 @@ def run_models(args: argparse.Namespace) -> list[Result]:
     results = []
     for model in args.model:
         options: dict[str, Any] = {"threads": args.threads, "n_ctx": 2048, "kv_disk": "off"}
-        with (
-            LLM(model, speculation="off", **options) as off,
-            LLM(model, speculation="ngram", draft=args.draft, **options) as on,
-        ):
+        with LLM(model, speculation="ngram", draft=args.draft, **options) as llm:
+            switch = Switch(llm)
             for work in [w for w in WORK if args.work is None or w.name in args.work]:
                 for temperature in SETTINGS:
-                    r = measure(off, on, work, temperature, args.rounds, args.tokens, clock)
+                    r = measure(switch, work, temperature, args.rounds, args.tokens, clock)
                     results.append(r)
                     print(
                         f"{r.model[:15]:<16}{r.work:<9}{r.temperature:>5}{r.tokens:>8}{r.off:>9.1f}"

@@ -228,11 +228,16 @@ def test_draft_model_follows_what_it_did_not_guess(
         assert 0 < right < n
 
 
-def test_draft_model_with_other_weights(path: Path, plain: LLM, tmp_path: Path) -> None:
+def test_draft_model_with_other_weights(
+    path: Path, plain: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is hardly ever right, so it is soon asked no more; both models keep their own weights."""
+    monkeypatch.setattr(DraftModel, "price", 0.2)
     other = gb.random_model(tmp_path / "other.gguf", seed=4)
     prompt = list(range(30, 70))
     with LLM(path, backend="cpu", threads=1, draft=other) as llm:
+        assert llm._speculation is not None
+        llm._speculation.costs = StepCosts(learn=False)
         got = llm.generate(prompt, temperature=0, max_tokens=100, ignore_eos=True)
         assert same(got, plain.generate(prompt, temperature=0, max_tokens=100, ignore_eos=True))
         assert drafted(llm, "model")[0] < 50
@@ -270,6 +275,8 @@ def test_twenty_repetitive_prompts_say_the_same_on_a_real_model() -> None:
     said = []
     for speculation in ("off", "auto"):
         with LLM(path, backend="cpu", threads=1, n_ctx=256, speculation=speculation) as llm:
+            if llm._speculation is not None:
+                llm._speculation.costs = StepCosts(learn=False)
             # One alone, then all together.
             alone = llm.generate(prompts[4], temperature=0, max_tokens=32)
             streams = [llm.stream(p, temperature=0, max_tokens=20) for p in prompts]

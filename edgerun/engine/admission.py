@@ -73,11 +73,9 @@ class Pager:
 
     # -- doing --------------------------------------------------------------------------------
 
-    def enter(self, entering: Iterable[tuple[Sequence, Match]]) -> int:
-        """Give sequences their cached starts. All at once: none may lose its own to another.
-
-        Returns how many pages came back from host memory.
-        """
+    def enter(self, entering: Iterable[tuple[Sequence, Match]]) -> None:
+        """Give sequences their cached starts. All at once: none may lose its own to another. What
+        lies in host memory is left to :meth:`restore`."""
         found = [(s, m) for s, m in entering]
         for s, m in found:
             s.pages = [n.page for n in m.nodes]
@@ -90,29 +88,32 @@ class Pager:
             s.n_past = m.n_tokens - len(m.kept) * self.pool.page_size
             s.n_known = len(m.nodes)
             s.node = m.nodes[-1] if m.nodes else self.pool.index.root
-        back = 0
-        if self._swap is not None:
-            for s, m in found:
-                back += self._restore(s, m.kept, self._swap)
-        return back
+            s.kept = m.kept
 
-    def _restore(self, s: Sequence, kept: tuple[bytes, ...], swap: SwapTier) -> int:
-        """Pages from host memory, as far as they are there and there is room for them."""
-        pool, size = self.pool, self.pool.page_size
-        swap.touch(kept)
-        for i, key in enumerate(kept):
-            if not pool.n_free:
-                return i
-            page = pool.allocate(1)[0]  # what that evicts may take the place of a kept one
-            if not swap.restore(key, page):
-                pool.release([page])
+    def restore(self, s: Sequence, most: int) -> int:
+        """At most ``most`` of the pages that ``s`` waits for, from host memory; how many came.
+
+        It waits no more where one of them is gone, or there is no room for it.
+        """
+        pool, size, swap = self.pool, self.pool.page_size, self._swap
+        if swap is None or not s.kept:
+            return 0
+        swap.touch(s.kept)
+        for i, key in enumerate(s.kept[:most]):
+            page = pool.allocate(1)[0] if pool.n_free else None
+            # What that evicts may take the place of a kept one.
+            if page is None or not swap.restore(key, page):
+                pool.release([] if page is None else [page])
+                s.kept = ()
                 return i
             tokens = tuple(s.ids[s.n_past : s.n_past + size])
             s.node, page = pool.commit(s.node, key, tokens, page)
             s.pages.append(page)
             s.n_past += size
             s.n_known += 1
-        return len(kept)
+        came = len(s.kept[:most])
+        s.kept = s.kept[most:]
+        return came
 
     def _copy_start(self, s: Sequence, source: int) -> None:
         """A page of ``s``'s own that begins as ``source``, which is then given up."""
@@ -183,6 +184,7 @@ class Pager:
         self.pool.release(s.pages)
         s.pages = []
         s.n_past = s.n_known = 0
+        s.kept = ()
         s.node = None
 
     def _forget(self, s: Sequence) -> None:

@@ -225,12 +225,20 @@ class Engine:
             self.counters.preemptions += 1
         taken = [(s, m, n) for (s, m), n in zip(asking, p.take, strict=True) if n]
         new = [(s, m) for s, m, _ in taken if m is not None]
-        self._swapped = self.pager.enter(new) > 0
+        waiting = [s for s, _, _ in taken if s.kept]
+        self.pager.enter(new)
+        back, most = 0, self._back(demands)
+        for s in [*waiting, *(s for s, _ in new)]:
+            back += self.pager.restore(s, most - back)
+        self._swapped = back > 0
         for s, _ in new:
             if s.n_cached is None:  # else it enters again
-                self._entered(s, s.n_past, s.n_past)
+                found = s.n_past + len(s.kept) * pool.page_size
+                self._entered(s, found, found)
         rows = []
         for s, _, n in taken:
+            if s.kept or s in waiting:
+                continue
             # What one gives up may be what another enters with: then the plan counted it twice.
             if self.pager.grow(s, n):
                 s.started = s.started or now
@@ -311,6 +319,16 @@ class Engine:
             within = limits.busy_budget
         least = generating + limits.least_budget
         return min(limits.budget, max(self.program.width(within), least))
+
+    def _back(self, demands: list[Demand]) -> int:
+        """Pages that may come back from host memory in the next step: where rows generate, as many
+        as take half of what the gap leaves."""
+        generating = min(sum([d.generating for d in demands]), self.limits.max_rows)
+        gap, swap = self.limits.gap, self.swap
+        room = self._room(gap, generating) if gap is not None and generating else None
+        if swap is None or room is None:
+            return self.pool.n_pages
+        return max(1, int(room / 2 / max(swap.copy_seconds, 1e-9)))
 
     def _room(self, gap: float, generating: int) -> float | None:
         """Seconds that may come between one token of the generating rows and the next, besides

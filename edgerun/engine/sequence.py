@@ -71,6 +71,8 @@ class Sequence:
         drafter: guesses tokens, or None.
         leader: the sequence whose prompt this one shares, until that is computed; then None.
         n_past: tokens whose K and V are in ``pages``.
+        kept: pages behind them that are still to come back from host memory, before any is
+            computed.
         n_known: leading pages that were offered to the prefix index.
         node: the last of them; None if this text cannot be cached.
         digests: of the full pages of ``ids``, as far as they were needed.
@@ -91,6 +93,7 @@ class Sequence:
     drafter: Drafter | None = None
     leader: Sequence | None = None
     n_past: int = 0
+    kept: tuple[bytes, ...] = ()
     pages: list[int] = field(default_factory=list)
     digests: list[bytes] = field(default_factory=list)
     node: Node | None = None

@@ -83,6 +83,11 @@ class SwapTier:
         self._free = list(range(self._space.n_slots))
         pool.on_evict = self.save
 
+    @property
+    def copy_seconds(self) -> float:
+        """What one page takes to come back."""
+        return self._space.copy_seconds
+
     def timed(self, tokens: int, seconds: float) -> None:
         """Learn from a step what computing costs."""
         if tokens >= _WIDE:

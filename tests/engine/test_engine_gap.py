@@ -3,12 +3,21 @@ clock that moves with the tokens computed."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.fake_program import FakeProgram, drain, engine, sequence, sink_of
+from helpers.fake_program import (
+    FakeProgram,
+    FakeSpace,
+    alone,
+    drain,
+    engine,
+    sequence,
+    sink_of,
+)
 
 from edgerun.backends.base import F32, Batch
 from edgerun.engine import Embedding, Limits
@@ -189,3 +198,54 @@ def test_texts_for_vectors_and_prompts_share_what_the_gap_leaves(
     settled = between[4:]
     assert max(settled) <= longest * 1.01
     assert min(settled) >= longest * 0.85
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pages_from_host_memory_come_back_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """A long text that was swapped out comes back in many steps, none much longer than the gap."""
+    rng = random.Random(seed)
+    gap, copy = 0.1, rng.uniform(0.0015, 0.003)
+    program = Clocked(monkeypatch, flat(rng.uniform(0.001, 0.03), 0.002), n_pages=160)
+
+    class Slow(FakeSpace):
+        def restore(self, slot: int, page: int) -> None:
+            program.now += copy
+            super().restore(slot, page)
+
+    space = Slow(program)
+    space.copy_seconds = copy
+    e = engine(160, 4, Limits(max_rows=8), program, gap=gap, space=space)
+    texts = [[(at + i) % 50 + 1 for i in range(rng.randrange(380, 420))] for at in (0, 7, 13)]
+    for ids in texts:  # each needs the pages of the one before
+        e.add(sequence(ids, 1))
+        drain(e)
+    running = [sequence([3, 4, 5 + i], 1000, ignore_eos=True) for i in range(rng.randrange(1, 4))]
+    for s in running:
+        e.add(s)
+    for _ in range(8):
+        e.step()
+    again = sequence(texts[0], 6, ignore_eos=True)
+    e.add(again)
+    least, pages = 10**9, e.metrics().swap.pages_in
+    longest, steps = 0.0, 0
+    cancelled = seed % 4 == 3
+    while not sink_of(again).ended.is_set():
+        before, said = program.now, [len(sink_of(s).ids) for s in running]
+        e.step()
+        e.check()
+        longest, steps = max(longest, program.now - before), steps + 1
+        least = min(least, *(len(sink_of(s).ids) - n for s, n in zip(running, said, strict=True)))
+        if cancelled and steps == 3:
+            again.cancelled = True
+    back = e.metrics().swap.pages_in - pages
+    assert least == 1  # those that run go on in every step
+    assert longest <= 1.6 * gap
+    assert steps > 3
+    if cancelled:
+        assert 0 < back < 90
+        return
+    assert back > 90
+    assert again.usage().cached_tokens == 4 * back
+    assert sink_of(again).ids == alone(texts[0], 6, ignore_eos=True).ids

@@ -306,6 +306,7 @@ class Shelf:
         """With what is cached of them, and pages for the rest, as if computed."""
         s = sequence(ids)
         self.pager.enter([(s, self.pager.match(s))])
+        self.pager.restore(s, 1 << 20)
         self.found = s.n_past
         assert self.pager.grow(s, s.pending)
         for i in range(s.n_past, len(ids)):

@@ -84,6 +84,8 @@ class NgramDrafter:
         self._extend, self._feed = f["extend"], f["feed"]
         self._tokens = (ctypes.c_int32 * MOST)()
         self._odds = (ctypes.c_double * MOST)()
+        self._one = (ctypes.c_int32 * 1)()
+        self._at_one = ctypes.addressof(self._one)
         self._at = ctypes.addressof(self._tokens), ctypes.addressof(self._odds)
         self._handle: int | None = f["new"](max_bytes)
 
@@ -94,7 +96,12 @@ class NgramDrafter:
 
     def extend(self, ids: Sequence[int]) -> None:
         """Take committed tokens, in order; those of the first call are the prompt."""
-        if self._handle:
+        if not self._handle:
+            return
+        if len(ids) == 1:  # as after most steps
+            self._one[0] = ids[0]
+            self._extend(self._handle, self._at_one, 1)
+        else:
             a = array("i", ids)
             extend = self._extend if len(a) <= _LONG else self._feed
             extend(self._handle, a.buffer_info()[0], len(a))
