@@ -78,7 +78,7 @@ class Talk:
         self.queue: list[Question] = []
         self.turn: Turn | None = None
         self._task: asyncio.Task[None] | None = None
-        self._then: Callable[[], None] | None = None
+        self._then: Callable[[], object] | None = None
 
     # -- asking -------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Talk:
         self.turn.stop()
         return True
 
-    def when_stopped(self, then: Callable[[], None]) -> None:
+    def when_stopped(self, then: Callable[[], object]) -> None:
         """Do this now, or once the turn, which is stopped, has ended."""
         if self.turn is None:
             then()

@@ -27,6 +27,7 @@ from helpers.runner import Runner
 from edgerun import LLM
 from edgerun.backends.base import Batch, Memory
 from edgerun.backends.reference import ReferenceBackend
+from edgerun.engine.drafting import StepCosts
 from edgerun.errors import (
     BackendError,
     ModelFileError,
@@ -203,6 +204,8 @@ def test_drafts_that_are_asked_for_leave_the_text_alone(tmp_path: Path) -> None:
     texts = []
     for speculation in ("auto", "ngram"):
         with LLM(path, n_ctx=128, threads=1, speculation=speculation) as llm:
+            if llm._speculation is not None:
+                llm._speculation.costs = StepCosts({1: 1.0, 64: 1.01}, learn=False)
             done = llm.generate(IDS * 2, max_tokens=40, temperature=0.0, ignore_eos=True)
             texts.append(done.token_ids)
             drafted = llm.metrics().drafts
