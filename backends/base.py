@@ -11,11 +11,12 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast, overload
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from edgerun.backends.program import Program, Rows, Started
 from edgerun.backends.swap import SwapSpace
 from edgerun.errors import BackendError
 
@@ -36,6 +37,7 @@ __all__ = [
     "Role",
     "Rope",
     "Rows",
+    "Started",
     "Taken",
     "Tensor",
     "Weight",
@@ -140,7 +142,7 @@ class Batch:
     decode and a draft verification are the same thing.
 
     Attributes:
-        tokens: int32 [n_tokens], rows one after another.
+        tokens: int32 [n_tokens], rows one after another. ``-1 - j`` is for :meth:`Program.start`.
         positions: int32 [n_tokens], each token's position for rope.
         row_start: int32 [n_rows + 1], row r owns tokens ``row_start[r]:row_start[r + 1]``.
         n_past: int32 [n_rows], tokens of the row's sequence already in its pages.
@@ -302,37 +304,6 @@ class KVPool(abc.ABC):
     def swap_space(self) -> SwapSpace | None:
         """Host memory for pages, to be asked for once; None where they lie in it already."""
         return None
-
-
-class Rows(Protocol):
-    """Logits that may still lie on a device: a slice is of the same kind, a row is an array."""
-
-    @overload
-    def __getitem__(self, at: int) -> F32: ...
-    @overload
-    def __getitem__(self, at: slice) -> Rows: ...
-
-
-class Program(abc.ABC):
-    """A forward pass bound to weights and a KV pool."""
-
-    n_vocab: int
-    #: After a run whose batch asked for it: int32 [n_outputs], the id with the largest logit, the
-    #: lowest of equals, -1 where some logit is not finite. ``None`` if the backend leaves it out.
-    best: I32 | None = None
-
-    def width(self, most: int) -> int:
-        """How many of ``most`` tokens a step had better compute: fewer where it gets dearer by more
-        than the further ones are worth."""
-        return most
-
-    @abc.abstractmethod
-    def run(self, batch: Batch) -> F32:
-        """Run one step; returns logits float32 [n_outputs, n_vocab], valid until the next run.
-
-        For a batch that wants the best ids, they may be :class:`Rows` that are fetched only when
-        a row is asked for.
-        """
 
 
 class Backend(abc.ABC):
