@@ -49,8 +49,9 @@ class Program(abc.ABC):
     #: After a run whose batch asked for it: int32 [n_outputs], the id with the largest logit, the
     #: lowest of equals, -1 where some logit is not finite. ``None`` if the backend leaves it out.
     best: I32 | None = None
-    #: Whether :meth:`start` is there: a device computes while the host prepares the next step.
-    ahead: bool = False
+    #: Most rows of a step that :meth:`start` takes, so that a device computes while the host is
+    #: busy with the step before; 0 = it is not there.
+    ahead: int = 0
 
     def width(self, most: int) -> int:
         """How many of ``most`` tokens a step had better compute: fewer where it gets dearer by more
@@ -78,7 +79,7 @@ class Program(abc.ABC):
         Raises:
             RequestError, BackendError, OutOfMemoryError: as :meth:`run`.
         """
-        raise NotImplementedError("only programs that are ahead start steps")
+        raise NotImplementedError("this program starts no steps")
 
 
 def filled(batch: Batch, best: I32) -> Batch:

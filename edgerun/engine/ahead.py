@@ -83,7 +83,7 @@ class Ahead:
 
     def suits(self, rows: Sequence[Row]) -> bool:
         """Whether a scheduled step is one that another may be started behind."""
-        if not self._program.ahead:
+        if len(rows) > self._program.ahead:
             return False
         if any(r.draft for r in rows):
             self._quiet = 0

@@ -99,8 +99,12 @@ device.download(y, b)
 out.append(float(y[511]))
 z = device.pinned(8).view(np.float32)
 device.fetch(z, b + 2044)
-device.sync()
+mark = device.mark()
+mark.wait()
 out.append(float(z[0]))
+assert gpu.events() == 1
+del mark
+assert gpu.events() == 0
 said = []
 for call, kind in (
     (lambda: device.alloc(1 << 40), OutOfMemoryError),

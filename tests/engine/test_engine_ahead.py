@@ -86,7 +86,7 @@ def test_others_wait_for_their_ids(params: dict[str, object]) -> None:
 
 def test_programs_that_cannot_are_not_asked() -> None:
     e, program = ahead()
-    program.ahead = False
+    program.ahead = 0
     program.start = None  # type: ignore[method-assign,assignment]
     s = sequence(LONG, 10)
     e.add(s)

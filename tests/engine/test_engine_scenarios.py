@@ -26,7 +26,7 @@ def test_every_request_gets_what_it_gets_alone(block: int, monkeypatch: pytest.M
     """Every other program lets its steps be started ahead."""
     counts = dict.fromkeys(("preemptions", "evictions", "cached_tokens", "drafts", "ahead"), 0)
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        ahead = seed % 2 == 1
+        ahead = 1000 * (seed % 2)
         params = scenarios.GREEDY if ahead else scenarios.PARAMS
         s = scenarios.draw(seed, None, N_VOCAB, 24, poison=True, params=params)
         scenarios.expect(s, scenarios.poisoned(logits_of), N_VOCAB)

@@ -146,7 +146,7 @@ class AheadProgram(FakeProgram):
     as a device may have when the host comes to ask; what was not waited for is not told, and what
     the device has written over is gone."""
 
-    ahead = True
+    ahead = 1000
 
     def __init__(
         self, n_pages: int, page_size: int, before: Callable[[Batch], None] | None = None

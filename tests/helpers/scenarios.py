@@ -216,7 +216,8 @@ def run_on_backend(
     runner = Runner(path, backend, n_ctx=128, n_pages=20)
     cached = drafts = 0
     for seed in seeds:
-        s = draw(seed, PAGE_SIZE, n_vocab, ctx, poison=False)
+        params = PARAMS if seed % 2 else GREEDY
+        s = draw(seed, PAGE_SIZE, n_vocab, ctx, poison=False, params=params)
         expect(s, predict, n_vocab)
         n_pages = min(20, s.n_pages)
         e = Engine(runner.program, n_pages, PAGE_SIZE, s.limits, copy_page=runner.kv.copy_page)
