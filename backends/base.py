@@ -150,6 +150,7 @@ class Batch:
             ``n_past`` and the new tokens.
         outputs: int32 [n_outputs], ascending indexes into ``tokens`` whose logits are wanted.
         want_best: whether :attr:`Program.best` is wanted as well.
+        given: what :meth:`Ops.given` gives, float32 [n_tokens, width].
     """
 
     tokens: I32
@@ -159,6 +160,7 @@ class Batch:
     pages: I32
     outputs: I32
     want_best: bool = False
+    given: F32 | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -207,6 +209,10 @@ class Ops(Protocol):
 
     def embed(self, weight: Weight, scale: float = 1.0) -> Tensor:
         """Rows of ``weight`` [n_vocab, n_embd] for the batch's tokens, times ``scale``."""
+        ...
+
+    def given(self, width: int) -> Tensor:
+        """``batch.given``: in place of an embedding, what another backend has computed."""
         ...
 
     def linear(
@@ -315,6 +321,8 @@ class Backend(abc.ABC):
     #: Whether a row's logits have the same bits whatever else is in the batch and however many
     #: tokens the row has: then drafts cannot change a text.
     batch_invariant: bool = False
+    #: Whether it has memory of its own, and may run a model's last layers alone: see :mod:`.split`.
+    partial: bool = False
 
     @abc.abstractmethod
     def memory(self) -> Memory: ...

@@ -21,6 +21,7 @@ from edgerun.backends.cuda_recorder import (
     Attend,
     Buffer,
     Embed,
+    Given,
     Glu,
     Lowered,
     Matmul,
@@ -197,8 +198,10 @@ class Builder:
             self._glu(step, op)
         elif isinstance(op, WriteKV):
             self._write_kv(step, op)
-        else:
+        elif isinstance(op, Attend):
             self._attend(step, op)
+        else:
+            assert isinstance(op, Given)  # what lies there already
 
     def _emit(self, step: _Step, name: str, grid: Dims, block: Dims, args: Args) -> None:
         step.launches.append(Launch(name, self._kernel(name), grid, block, args))

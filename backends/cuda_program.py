@@ -20,7 +20,7 @@ from edgerun.backends import base
 from edgerun.backends.cuda_device import Arena, Bytes, Device, Graph, Launch, Mark
 from edgerun.backends.cuda_kv import CudaKVPool
 from edgerun.backends.cuda_launch import Addresses, Builder, row_bytes
-from edgerun.backends.cuda_recorder import Lowered
+from edgerun.backends.cuda_recorder import Given, Lowered
 from edgerun.backends.cuda_step import (
     MOST_PADDED,
     Block,
@@ -33,6 +33,7 @@ from edgerun.backends.cuda_step import (
 from edgerun.backends.fetched import FetchedRows
 from edgerun.backends.program import filled
 from edgerun.backends.rope_table import RopeTable
+from edgerun.errors import BackendError
 
 __all__ = ["CudaProgram"]
 
@@ -92,6 +93,8 @@ class CudaProgram(base.Program):
         self, device: Device, lowered: Lowered, kv: CudaKVPool, n_ctx: int, n_vocab: int
     ) -> None:
         """``n_vocab`` counts the tokens that the embedding knows."""
+        given = [op.out.buffer for op in lowered.ops if isinstance(op, Given)]
+        self._given = given[0] if given else None
         self._device = device
         self._kv = kv
         self._n_ctx = n_ctx
@@ -263,6 +266,12 @@ class CudaProgram(base.Program):
         n_pos = int(batch.positions.max()) + 1
         inputs.fill(batch, [r.upto(n_pos) for r in self._ropes])
         self._device.upload(plan.addresses.step, inputs.memory)
+        if self._given is not None:
+            width = self._lowered.buffers[self._given].width
+            if batch.given is None or batch.given.shape != (batch.n_tokens, width):
+                raise BackendError(f"this program begins with states of {width} values a token")
+            states = np.ascontiguousarray(batch.given, np.float32)
+            self._device.upload(plan.addresses.buffers[self._given], states)
 
     def _go(self, plan: _Plan) -> None:
         plan.uses += 1
