@@ -86,8 +86,11 @@ class _Trace:
 
 
 def _leaves(x: Any) -> Iterator[Any]:
+    """What a call's arguments hold: weights may stand in lists and in objects of several."""
     if isinstance(x, dict):
         x = list(x.values())
+    elif dataclasses.is_dataclass(x) and not isinstance(x, _Placed | _Value):
+        x = list(vars(x).values())
     if isinstance(x, list | tuple):
         for part in x:
             yield from _leaves(part)
@@ -110,7 +113,11 @@ class _Part:
                 return x.handle
             if isinstance(x, _Value):
                 return values[id(x)]
-            return type(x)(map(real, x)) if type(x) in (list, tuple) else x
+            if type(x) in (list, tuple):
+                return type(x)(map(real, x))
+            if any(isinstance(v, _Placed) for v in _leaves(x)):
+                return dataclasses.replace(x, **{k: real(v) for k, v in vars(x).items()})
+            return x
 
         last: Any = None
         for call in self._calls:

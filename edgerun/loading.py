@@ -34,6 +34,7 @@ from edgerun.errors import (
     printable,
 )
 from edgerun.gguf import GGUFFile
+from edgerun.notices import first_time
 from edgerun.placing import Placed, check_layers, place
 from edgerun.planning import Plan, choose_kv_type
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
@@ -158,7 +159,8 @@ def _with_way_out(error: UnsupportedModelError) -> UnsupportedModelError:
 
 
 def open_backend(name: str, threads: int | None = None, exact: bool = False) -> Backend:
-    """The backend called ``name``; ``auto`` takes the first of :data:`BACKENDS` that works.
+    """The backend called ``name``; ``auto`` takes the first of :data:`BACKENDS` that works,
+    and says once why a GPU is left out; ``edgerun doctor`` says it every time.
 
     ``exact`` keeps to kernels whose results do not depend on the rest of a batch, where a backend
     has others as well.
@@ -208,7 +210,8 @@ def _first_that_works(threads: int | None, exact: bool) -> Backend:
         except BackendUnavailableError as e:
             if candidate == "cpu" and isa:
                 raise  # do not run without it in silence
-            log.warning("backend %s is not available: %s", candidate, e)
+            if candidate not in ("cuda", "mlx") or first_time(f"{candidate}: {e}"):
+                log.warning("backend %s is not available: %s", candidate, e)
     raise BackendUnavailableError("no backend works here: see 'edgerun doctor'")
 
 

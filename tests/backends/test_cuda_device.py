@@ -172,7 +172,8 @@ sys.modules["cuda"] = None
 from edgerun import LLM
 with LLM({str(path)!r}, n_ctx=64) as llm:
     print(llm.backend.name)
-"""
+""",
+        EDGERUN_HOME=str(tmp_path / "home"),
     )
     assert done.stdout.strip() == "cpu", done.stderr
     assert "pip install 'edgerun[cuda]'" in done.stderr

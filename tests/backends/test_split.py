@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,7 +17,18 @@ from helpers.paths import FIXTURES
 from helpers.runner import Alone, Runner, among_others, check_pages, same_bits
 
 from edgerun import arch
-from edgerun.backends.base import PAGE_SIZE, Batch, Ops, Tensor, without_head
+from edgerun.backends.base import (
+    PAGE_SIZE,
+    Batch,
+    Forward,
+    KVPool,
+    Ops,
+    Program,
+    RawTensor,
+    Role,
+    Tensor,
+    without_head,
+)
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cuda import CudaBackend
 from edgerun.backends.reference import ReferenceBackend
@@ -258,3 +272,44 @@ def test_bad_batches_are_refused(split: SplitBackend, path: Path) -> None:
     with pytest.raises(BackendError):
         runner.program.run(Batch.pack([([1], 0, [99], [0])]))
     assert np.isfinite(runner.logits([1, 2, 3])).all()
+
+
+def test_weights_that_come_in_one_object(split: SplitBackend) -> None:
+    """As experts do: they go where their layer does, and both ops see their own handles."""
+
+    @dataclass(frozen=True)
+    class Several:
+        first: object
+        second: object | None
+
+    seen: list[object] = []
+
+    class Told(ReferenceBackend):
+        def upload(self, tensor: RawTensor, role: Role) -> object:
+            return tensor.key
+
+        def prepare(self, forward: Forward, kv: KVPool, n_ctx: int) -> Program:
+            forward(cast(Ops, self))
+            return ReferenceBackend().prepare(lambda ops: np.zeros((1, 1)), kv, n_ctx)
+
+        def __getattr__(self, name: str) -> object:
+            return lambda *args, **kwargs: seen.append((name, args[1:])) or "value"
+
+    backend = SplitBackend(Told(), Told(), 1, 2)
+    raw = RawTensor("a", 0, (1, 1), np.zeros((1, 4), np.uint8))
+    names = ["token_embd", "blk.0.up", "blk.1.up", "blk.1.down"]
+    keys = {n: (dataclasses.replace(raw, key=n), "matrix") for n in names}
+    keys["token_embd"] = (keys["token_embd"][0], "embedding")  # type: ignore[assignment]
+    w = backend.upload_all(keys)  # type: ignore[arg-type]
+
+    def forward(ops: Any) -> Tensor:
+        x = ops.embed(w["token_embd"])
+        x = ops.moe(x, Several(w["blk.0.up"], None))
+        return ops.hidden(ops.moe(ops.outputs(x), Several(w["blk.1.up"], w["blk.1.down"])))
+
+    pool = ReferenceBackend().new_kv([], 1)
+    backend.prepare(forward, SplitKVPool(pool, pool), 16)
+    moe = [args for name, args in seen if name == "moe"]
+    assert moe == [
+        (Several("blk.0.up", None),), (Several("blk.1.up", "blk.1.down"),)
+    ]  # fmt: skip
