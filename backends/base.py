@@ -8,6 +8,7 @@ must not branch on values, only on ``config``. It never sees paging or quantizat
 from __future__ import annotations
 
 import abc
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,16 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from edgerun.backends.program import Program, Rows, Started
+from edgerun.backends.specs import Activation, Attention, Experts, ExpertWeights, KVLayer, Rope
 from edgerun.backends.swap import SwapSpace
 from edgerun.errors import BackendError
 
 __all__ = [
     "PAGE_SIZE",
+    "Activation",
     "Attention",
     "Backend",
     "Batch",
     "CoarseBackend",
     "CoarseModel",
+    "ExpertWeights",
+    "Experts",
+    "Feature",
     "Forward",
     "KVLayer",
     "KVPool",
@@ -50,8 +56,11 @@ PAGE_SIZE = 32
 Tensor: TypeAlias = Any  # an activation, [n_tokens, width]; only the backend looks inside
 Weight: TypeAlias = Any  # what Backend.upload returned
 #: What a tensor is for. ``gate`` and the ``up`` right behind it are matrices that one ops.linear
-#: multiplies and one ops.glu combines: a backend may keep them as one.
+#: multiplies and one ops.glu combines: a backend may keep them as one. With three dimensions they
+#: are the experts of an ops.moe.
 Role: TypeAlias = Literal["matrix", "gate", "up", "embedding", "vector"]
+#: What a backend may lack: ops.moe, sinks of ops.attention.
+Feature: TypeAlias = Literal["moe", "sinks"]
 F32: TypeAlias = npt.NDArray[np.float32]
 I32: TypeAlias = npt.NDArray[np.int32]
 
@@ -61,71 +70,19 @@ class RawTensor:
     """A tensor as the file holds it: ``data`` is uint8 ``[n_rows, row_bytes]``, zero-copy.
 
     ``key`` identifies the bytes within a model (file tensor and row range), so that a tensor used
-    twice, e.g. as embedding and as output head, is stored once.
+    twice, e.g. as embedding and as output head, is stored once. The rows of experts,
+    ``[n_experts, n_out, n_in]``, follow one another.
     """
 
     key: str
     type: int  # ggml type id
-    shape: tuple[int, ...]  # rows first; a vector has one dimension
+    shape: tuple[int, ...]  # rows first; vectors of experts have two dimensions
     data: npt.NDArray[np.uint8]
 
 
 #: Called during an upload: rows ``start`` to ``stop`` of a tensor's data will not be read again.
 #: Each row of each key is told of once; every few milliseconds in a big tensor, too.
 Taken: TypeAlias = Callable[[RawTensor, int, int], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Rope:
-    """Rotary position embedding (arXiv:2104.09864) with every scaling rule already applied.
-
-    Pair ``i`` of a head turns by ``position * inv_freq[i]``; the result is multiplied by ``mscale``
-    (YaRN's attention factor). ``inv_freq`` is float32 ``[n_rot / 2]``; dimensions past ``n_rot``
-    pass through. ``interleaved`` pairs (2i, 2i+1), else (i, i + n_rot/2).
-    """
-
-    inv_freq: F32
-    interleaved: bool
-    mscale: float = 1.0
-
-    @property
-    def n_rot(self) -> int:
-        return 2 * len(self.inv_freq)
-
-
-@dataclass(frozen=True)
-class Attention:
-    """Causal grouped-query attention: ``softcap * tanh(scale * q·k / softcap)``, softmax, ``·v``.
-
-    Query head h reads KV head ``h // (n_heads // n_kv_heads)``. ``window`` w > 0: position i sees
-    positions j with ``i - w < j <= i``.
-    """
-
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    scale: float
-    softcap: float = 0.0
-    window: int = 0
-
-
-@dataclass(frozen=True)
-class KVLayer:
-    """What one attention layer stores per token. ``window`` tells the pool what it may forget."""
-
-    n_kv_heads: int
-    head_dim: int
-    window: int = 0
-
-    def token_bytes(self, kv_type: str) -> int:
-        """Bytes that K and V of one token take, padding left out: q8_0 keeps an int8 a value and an
-        fp16 scale per 32 of a head's, q4r half a byte instead of the int8."""
-        scales = 2 * -(-self.head_dim // 32)
-        if kv_type == "q8_0":
-            return 2 * self.n_kv_heads * (self.head_dim + scales)
-        if kv_type == "q4r":
-            return 2 * self.n_kv_heads * (-(-self.head_dim // 2) + scales)
-        return 2 * self.n_kv_heads * self.head_dim * (4 if kv_type == "f32" else 2)
 
 
 @dataclass(frozen=True)
@@ -184,22 +141,34 @@ class Batch:
         positions: list[int] = []
         outputs: list[int] = []
         starts = [0]
-        for ids, n_past, _, wanted in rows:
+        n_past: list[int] = []
+        pages: list[int] = []
+        most = max([len(r[2]) for r in rows], default=0)
+        for ids, past, held, wanted in rows:
             at = len(tokens)
             tokens += ids
-            positions += range(n_past, n_past + len(ids))
+            positions += range(past, past + len(ids))
             outputs += [at + i for i in wanted]
             starts.append(len(tokens))
-        pages = np.full((len(rows), max([len(r[2]) for r in rows], default=0)), -1, np.int32)
-        for i, r in enumerate(rows):
-            pages[i, : len(r[2])] = r[2]
+            n_past.append(past)
+            pages += held
+            pages += [-1] * (most - len(held))
+        # One array for all is made in a third of the time of six.
+        parts = (tokens, positions, starts, n_past, outputs, pages)
+        ints = np.frombuffer(
+            array("i", [*tokens, *positions, *starts, *n_past, *outputs, *pages]), np.int32
+        )
+        at, views = 0, []
+        for part in parts:
+            views.append(ints[at : at + len(part)])
+            at += len(part)
         return cls(
-            tokens=np.array(tokens, np.int32),
-            positions=np.array(positions, np.int32),
-            row_start=np.array(starts, np.int32),
-            n_past=np.array([r[1] for r in rows], np.int32),
-            pages=pages,
-            outputs=np.array(outputs, np.int32),
+            tokens=views[0],
+            positions=views[1],
+            row_start=views[2],
+            n_past=views[3],
+            pages=views[5].reshape(len(n_past), most),
+            outputs=views[4],
             want_best=want_best,
         )
 
@@ -230,15 +199,27 @@ class Ops(Protocol):
         """Rotate each head of ``x`` [n_tokens, n_heads * head_dim] by its token's position."""
         ...
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, layer: int, spec: Attention) -> Tensor:
-        """Write ``k`` and ``v`` to the layer's pages, then attend.
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        layer: int,
+        spec: Attention,
+        sinks: Weight | None = None,
+    ) -> Tensor:
+        """Write ``k`` and ``v`` to the layer's pages, then attend; ``sinks`` is a vector [n_heads].
 
         Returns [n_tokens, n_heads * head_dim].
         """
         ...
 
-    def glu(self, gate: Tensor, up: Tensor, act: Literal["silu", "gelu"]) -> Tensor:
-        """``act(gate) * up`` (arXiv:2002.05202); gelu is the tanh approximation."""
+    def glu(self, gate: Tensor, up: Tensor, act: Activation) -> Tensor:
+        """The two halves of a gated unit combined, as :data:`Activation` says."""
+        ...
+
+    def moe(self, x: Tensor, weights: ExpertWeights, spec: Experts) -> Tensor:
+        """Of each token the weighed sum of its experts' gated units, as :class:`Experts` says."""
         ...
 
     def add(self, x: Tensor, y: Tensor) -> Tensor: ...
@@ -323,6 +304,8 @@ class Backend(abc.ABC):
     batch_invariant: bool = False
     #: Whether it has memory of its own, and may run a model's last layers alone: see :mod:`.split`.
     partial: bool = False
+    #: Of the :data:`Feature`s that only some models need, those it has.
+    features: frozenset[Feature] = frozenset()
 
     @abc.abstractmethod
     def memory(self) -> Memory: ...

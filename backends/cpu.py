@@ -55,6 +55,7 @@ class CPUBackend(base.Backend):
     name = "cpu"
     kv_types = ("f16", "f32", "q8_0", "q4r")
     batch_invariant = True
+    features: frozenset[base.Feature] = frozenset(("moe", "sinks"))
 
     def __init__(self, threads: int | None = None, isa: str | None = None) -> None:
         self._so = abi.native()
@@ -131,15 +132,20 @@ class CPUBackend(base.Backend):
         return VectorHandle(padded.ctypes.data, len(values), padded)
 
     def _matrix(self, tensor: base.RawTensor, owned: list[tuple[str, int]]) -> MatrixHandle:
-        n_rows, n_cols = tensor.shape
+        n_rows, n_cols = tensor.shape[-2:]
+        n_experts = tensor.shape[0] if len(tensor.shape) == 3 else 1
         if not self._so.er_isa_has_type(self._isa, int(tensor.type)):
             raise UnsupportedModelError(
                 f"tensor {tensor.key}: the cpu backend has no kernel for type {tensor.type}; "
                 "convert the model to a supported quantization, e.g. Q4_K_M or Q8_0"
             )
         no_memory = ctypes.c_int(0)
+        all_rows = n_rows
+        if n_experts > 1:  # each begins with a tile of its own
+            tile = self._so.er_type_tile_rows(self._isa, int(tensor.type))
+            all_rows = n_experts * (-(-n_rows // tile) * tile)
         ptr = self._so.er_weight_new(
-            self._isa, int(tensor.type), n_rows, n_cols, ctypes.byref(no_memory)
+            self._isa, int(tensor.type), all_rows, n_cols, ctypes.byref(no_memory)
         )
         if no_memory.value:
             raise OutOfMemoryError(f"no memory for tensor {tensor.key}: close other programs")
@@ -148,7 +154,7 @@ class CPUBackend(base.Backend):
                 f"tensor {tensor.key}: {n_cols} columns do not suit type {tensor.type}"
             )
         owned.append(("er_weight_free", ptr))
-        return MatrixHandle(ptr, n_rows, n_cols)
+        return MatrixHandle(ptr, n_rows, n_cols, n_experts)
 
     def _place(self, matrices: Sequence[MatrixHandle], owned: list[tuple[str, int]]) -> None:
         ptrs = (ctypes.c_void_p * len(matrices))(*(m.ptr for m in matrices))
@@ -169,34 +175,40 @@ class CPUBackend(base.Backend):
         """In the file's order; one native call packs many small tensors or a part of a big one."""
         slices = [s for m in matrices for s in self._slices(*m)]
         slices.sort(key=lambda s: s[0].src)
-        group: list[tuple[abi.PackPart, base.RawTensor]] = []
+        group: list[tuple[abi.PackPart, base.RawTensor, int]] = []
         size = 0
-        for i, (part, tensor) in enumerate(slices):
-            group.append((part, tensor))
+        for i, (part, tensor, row) in enumerate(slices):
+            group.append((part, tensor, row))
             size += part.row_bytes * part.n_rows
             if size < _SLICE and i + 1 < len(slices):
                 continue
-            parts = (abi.PackPart * len(group))(*(p for p, _ in group))
+            parts = (abi.PackPart * len(group))(*(p for p, _, _ in group))
             if self._so.er_weights_pack(self._pool, parts, len(group)):
                 raise OutOfMemoryError("no memory to load the weights: close other programs")
             if taken is not None:
-                for p, t in group:
-                    taken(t, p.row, p.row + p.n_rows)
+                for p, t, row in group:
+                    taken(t, row, row + p.n_rows)
             group.clear()
             size = 0
 
     def _slices(
         self, matrix: MatrixHandle, tensor: base.RawTensor
-    ) -> Iterator[tuple[abi.PackPart, base.RawTensor]]:
+    ) -> Iterator[tuple[abi.PackPart, base.RawTensor, int]]:
+        """Parts to pack, with the tensor and the row in it where each begins."""
         data = tensor.data if tensor.data.flags.c_contiguous else np.ascontiguousarray(tensor.data)
         tensor = dataclasses.replace(tensor, data=data)  # held until it is packed
         row_bytes = data.shape[-1]
         tile = self._so.er_weight_tile_rows(matrix.ptr)
         step = max(1, _SLICE // (row_bytes * tile)) * tile
-        for row in range(0, len(data), step):
-            src = data.ctypes.data + row * row_bytes
-            n = min(step, len(data) - row)
-            yield abi.PackPart(matrix.ptr, src, row_bytes, row, n), tensor
+        # Experts without a gap between them are packed as one matrix.
+        each = matrix.n_out if matrix.n_out % tile else len(data)
+        for first in range(0, len(data), each):
+            place = first // each * (-(-each // tile) * tile)
+            for row in range(0, each, step):
+                src = data.ctypes.data + (first + row) * row_bytes
+                n = min(step, each - row)
+                part = abi.PackPart(matrix.ptr, src, row_bytes, place + row, n)
+                yield part, tensor, first + row
 
     def new_kv(
         self, layers: Sequence[base.KVLayer], n_pages: int, kv_type: str | None = None
@@ -291,6 +303,13 @@ class CPUProgram(base.Program):
         self.n_vocab = n_vocab
         self.n_phases = n_phases
         self._ropes = ropes
+        self._n_pos = 0  # positions that the tables reach
+        self._keep: list[base.F32] = []
+        self._tables = (abi.RopeTable * max(1, len(ropes)))()
+        self._ints = np.empty(0, np.int32)
+        self._ints_at = 0
+        self._view = abi.BatchView()
+        self._seen: dict[tuple[int, int], Any] = {}
 
     def width(self, most: int) -> int:
         # Up to 12 columns ride one pass over a weight's codes (direct.h), further ones a second:
@@ -298,32 +317,64 @@ class CPUProgram(base.Program):
         return _DIRECT if _DIRECT < most < 2 * _DIRECT else most
 
     def run(self, batch: base.Batch) -> base.F32:
-        arrays = [
-            np.ascontiguousarray(a, np.int32)
-            for a in (batch.tokens, batch.positions, batch.row_start, batch.n_past, batch.pages,
-                      batch.outputs)
-        ]  # fmt: skip
-        if len(arrays[1]) != len(arrays[0]) or len(arrays[2]) != batch.n_rows + 1:
-            raise BackendError("the batch's arrays disagree in length")
-        view = abi.BatchView(
-            *(a.ctypes.data for a in arrays),
-            batch.n_tokens, batch.n_rows, len(batch.outputs), batch.pages.shape[1],
-            batch.want_best, 0,
-        )  # fmt: skip
-        n_pos = int(arrays[1].max(initial=0)) + 1
-        keep = [r.upto(n_pos) for r in self._ropes]
-        tables = (abi.RopeTable * max(1, len(keep)))(
-            *(abi.RopeTable(t.ctypes.data, t.shape[0], t.shape[1]) for t in keep)
-        )
-        error = self._so.er_program_run(self._ptr, ctypes.byref(view), tables, len(keep))
+        self._read(batch)
+        self._reach(int(batch.positions.max()) + 1 if len(batch.positions) else 1)
+        so, ptr = self._so, self._ptr
+        error = so.er_program_run(ptr, self._view, self._tables, len(self._ropes))
         if error:
             text = error.decode()
             raise OutOfMemoryError(text) if text == "out of memory" else BackendError(text)
         n = len(batch.outputs)
-        best = self._so.er_program_best(self._ptr)
-        self.best = np.ctypeslib.as_array(best, (n,)).copy() if best else None
+        best = so.er_program_best(ptr)
+        self.best = self._at(best, n, 0).copy() if best else None
         if n == 0:
             return np.zeros((0, self.n_vocab), np.float32)
-        stride = self._so.er_program_logits_stride(self._ptr)
-        ptr = ctypes.cast(self._so.er_program_logits(self._ptr), ctypes.POINTER(ctypes.c_float))
-        return np.ctypeslib.as_array(ptr, (n, stride))[:, : self.n_vocab]
+        logits: base.F32 = self._at(so.er_program_logits(ptr), n, so.er_program_logits_stride(ptr))
+        return logits
+
+    def _read(self, batch: base.Batch) -> None:
+        """Put the batch's numbers where the native code finds them: side by side in memory that
+        stays, since copying them costs less than asking six arrays for their addresses."""
+        parts = (
+            batch.tokens, batch.positions, batch.row_start, batch.n_past, batch.pages.reshape(-1),
+            batch.outputs,
+        )  # fmt: skip
+        sizes = [len(p) for p in parts]
+        if sizes[1] != sizes[0] or sizes[2] != sizes[3] + 1:
+            raise BackendError("the batch's arrays disagree in length")
+        total = sum(sizes)
+        if total > len(self._ints):
+            self._ints = np.empty(2 * total, np.int32)
+            self._ints_at = self._ints.ctypes.data
+        np.concatenate(parts, out=self._ints[:total], casting="same_kind")
+        at, view = self._ints_at, self._view
+        view.tokens, view.positions = at, at + 4 * sizes[0]
+        view.row_start = at = view.positions + 4 * sizes[1]
+        view.n_past = at = at + 4 * sizes[2]
+        view.pages = at = at + 4 * sizes[3]
+        view.outputs = at + 4 * sizes[4]
+        view.n_tokens, view.n_rows, view.n_outputs = sizes[0], sizes[3], sizes[5]
+        view.max_pages, view.want_best = batch.pages.shape[1], batch.want_best
+
+    def _reach(self, n_pos: int) -> None:
+        """Have the rope tables hold ``n_pos`` positions."""
+        if n_pos <= self._n_pos:
+            return
+        self._keep = [r.upto(n_pos) for r in self._ropes]
+        for i, t in enumerate(self._keep):
+            self._tables[i] = abi.RopeTable(t.ctypes.data, *t.shape)
+        self._n_pos = min([len(t) for t in self._keep], default=n_pos)
+
+    def _at(self, address: int, n: int, stride: int) -> Any:
+        """The native code's result: ``n`` rows of logits ``stride`` apart, or numbers if 0."""
+        found = self._seen.get((address, n))
+        if found is None:
+            if len(self._seen) > 64:  # the buffers have moved
+                self._seen.clear()
+            if stride:
+                found = np.ctypeslib.as_array((ctypes.c_float * (n * stride)).from_address(address))
+                found = found.reshape(n, stride)[:, : self.n_vocab]
+            else:
+                found = np.ctypeslib.as_array((ctypes.c_int32 * n).from_address(address))
+            self._seen[address, n] = found
+        return found

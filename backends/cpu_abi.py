@@ -9,12 +9,14 @@ from functools import lru_cache
 from edgerun.errors import BackendUnavailableError
 from edgerun.native import lib
 
-ABI_VERSION = 4
+ABI_VERSION = 5
 MAX_OUTS = 4
 
 OP_EMBED, OP_TOKENWISE, OP_LINEAR, OP_ROPE_KV, OP_ATTENTION, OP_GATHER = range(6)
+OP_MOE_UP, OP_MOE_DOWN, OP_MOE_SUM = range(6, 9)
 EPI_NONE, EPI_RESIDUAL, EPI_GLU, EPI_SOFTCAP = range(4)
-GLU = {"silu": 1, "gelu": 2}
+GLU = {"silu": 1, "gelu": 2, "swiglu_oai": 3}
+GATING = {"softmax": 0, "chosen": 1}
 KV_TYPES = {"f16": 0, "f32": 1, "q8_0": 2, "q4r": 3}
 #: The longest head that q4r rotates.
 MAX_ROTATED = 1024
@@ -42,6 +44,9 @@ class Instr(ctypes.Structure):
         ("n_heads", c_int32), ("n_kv", c_int32), ("head_dim", c_int32), ("window", c_int32),
         ("scale", c_float), ("rope", c_int32), ("n_rot", c_int32), ("interleaved", c_int32),
         ("q_norm", c_void_p), ("k_norm", c_void_p), ("eps_q", c_float), ("eps_k", c_float),
+        ("sinks", c_void_p),
+        ("router", c_int32), ("n_experts", c_int32), ("n_used", c_int32), ("n_rows", c_int32),
+        ("gating", c_int32), ("normalize", c_int32), ("moe", c_int32), ("share_scale", c_float),
     ]  # fmt: skip
 
 
@@ -78,6 +83,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "er_weight_free": (None, [c_void_p]),
     "er_weight_bytes": (c_size_t, [c_void_p]),
     "er_weight_tile_rows": (c_int, [c_void_p]),
+    "er_type_tile_rows": (c_int, [c_void_p, c_int]),
     "er_weights_place": (c_void_p, [POINTER(c_void_p), c_int]),
     "er_block_free": (None, [c_void_p]),
     "er_weights_pack": (c_int, [c_void_p, POINTER(PackPart), c_int]),
@@ -92,7 +98,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "er_program_free": (None, [c_void_p]),
     "er_program_run": (c_char_p, [c_void_p, POINTER(BatchView), POINTER(RopeTable), c_int]),
     "er_program_logits": (c_void_p, [c_void_p]),
-    "er_program_best": (POINTER(c_int32), [c_void_p]),
+    "er_program_best": (c_void_p, [c_void_p]),
     "er_program_logits_stride": (c_int64, [c_void_p]),
 }
 

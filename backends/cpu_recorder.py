@@ -3,7 +3,7 @@
 Lowering walks the recorded graph in order and fuses what one phase can do:
 a norm (and the residual sum before it) into the linear that reads it, a residual add, a glu or a
 soft-cap into the linear that feeds it, head norms and rope into the KV write. A dense layer
-becomes six phases.
+becomes six phases, one of experts eight.
 """
 
 from __future__ import annotations
@@ -13,17 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgerun.backends import cpu_abi as abi
-from edgerun.backends.base import Attention, Rope
-from edgerun.backends.recorder import Node, Recorder, absorbed, glu_linear, head, residual_linear
+from edgerun.backends.base import Attention, Experts, ExpertWeights, Rope
+from edgerun.backends.recorder import (
+    Node,
+    Recorder,
+    absorbed,
+    glu_linear,
+    head,
+    residual_linear,
+    sole,
+)
 
 
 @dataclass(eq=False)
 class MatrixHandle:
-    """A packed matrix; ``ptr`` is the native Weight."""
+    """A packed matrix, or several experts' of these sizes; ``ptr`` is the native Weight."""
 
     ptr: int
     n_out: int
     n_in: int
+    n_experts: int = 1
 
 
 @dataclass(eq=False)
@@ -52,13 +61,13 @@ class _Lowering:
         self.widths: list[int] = []
         self.ropes: list[Rope] = []
         self.logits = -1
-        self.free: dict[int, list[int]] = {}  # width -> buffers whose readers have all run
+        self.n_moe = 0
 
     # -- emission -----------------------------------------------------------------------
 
     def run(self) -> Lowered:
         for n in self.nodes:
-            if absorbed(n) or n.buffer >= 0:
+            if absorbed(n) or _summed_experts(n) or n.buffer >= 0:
                 continue
             getattr(self, "_" + n.kind)(n)
         if self.logits < 0:
@@ -72,6 +81,7 @@ class _Lowering:
 
     def _emit(self, op: int, gathered: bool) -> abi.Instr:
         instr = abi.Instr(op=op, gathered=gathered, scale=1.0, rope=-1, residual=-1, out=-1)
+        instr.router = -1
         instr.pre = abi.Prologue(a=-1, b=-1, sum=-1, scale=1.0)
         self.code.append(instr)
         return instr
@@ -126,6 +136,9 @@ class _Lowering:
                 instr.epilogue, instr.residual = abi.EPI_RESIDUAL, x.buffer
                 instr.outs[0].out = self._buffer(n)
                 return
+            if _summed_experts(y) and y.buffer < 0 and x.buffer >= 0:
+                self._experts(y, n, x.buffer)
+                return
         instr = self._emit(abi.OP_TOKENWISE, n.gathered)
         x, y = n.args
         instr.pre.a, instr.pre.width = x.buffer, n.width
@@ -157,6 +170,43 @@ class _Lowering:
         instr.epilogue, instr.glu = abi.EPI_GLU, abi.GLU[n.data["act"]]
         instr.out = self._buffer(n)
 
+    def _moe(self, n: Node) -> None:
+        self._experts(n, n, -1)
+
+    def _experts(self, n: Node, result: Node, residual: int) -> None:
+        """The layer's three phases; ``result`` is ``n`` or its sum with a buffer."""
+        x, logits = n.args
+        w: ExpertWeights = n.data["weights"]
+        spec: Experts = n.data["spec"]
+        units = Node("units", spec.n_used * spec.n_ff, n.gathered)
+        parts = Node("parts", spec.n_used * n.width, n.gathered)
+        up = self._emit(abi.OP_MOE_UP, n.gathered)
+        self._set_input(up.pre, x)
+        up.glu, up.n_rows, up.out = abi.GLU[spec.act], spec.n_ff, self._buffer(units)
+        down = self._emit(abi.OP_MOE_DOWN, n.gathered)
+        down.pre.a, down.pre.width = units.buffer, spec.n_ff
+        down.n_rows, down.out = n.width, self._buffer(parts)
+        for instr, matrices in (
+            (up, ((w.gate, w.gate_bias), (w.up, w.up_bias))),
+            (down, ((w.down, w.down_bias),)),
+        ):
+            instr.n_outs = len(matrices)
+            for i, (weight, bias) in enumerate(matrices):
+                instr.outs[i].weight = weight.ptr
+                instr.outs[i].bias = bias.ptr if bias is not None else None
+        total = self._emit(abi.OP_MOE_SUM, n.gathered)
+        total.pre.a, total.pre.width = parts.buffer, n.width
+        total.residual, total.out = residual, self._buffer(result)
+        for instr in (up, down, total):
+            instr.router, instr.moe, instr.gating = (
+                logits.buffer,
+                self.n_moe,
+                abi.GATING[spec.gating],
+            )
+            instr.n_experts, instr.n_used = spec.n_experts, spec.n_used
+            instr.normalize, instr.share_scale = spec.normalize, spec.scale
+        self.n_moe += 1
+
     def _outputs(self, n: Node) -> None:
         instr = self._emit(abi.OP_GATHER, True)
         instr.pre.a, instr.pre.width = n.args[0].buffer, n.width
@@ -180,8 +230,8 @@ class _Lowering:
 
     def _attention(self, n: Node) -> None:
         spec: Attention = n.data["spec"]
-        q, q_norm, q_rope = head(n.args[0])
-        k, k_norm, k_rope = head(n.args[1])
+        q, q_norm, q_rope = head(n.args[0], spec.head_dim)
+        k, k_norm, k_rope = head(n.args[1], spec.head_dim)
         instr = self._emit(abi.OP_ROPE_KV, False)
         instr.q, instr.k, instr.v = q.buffer, k.buffer, n.args[2].buffer
         rope = q_rope.data["rope"] if q_rope else None
@@ -202,6 +252,14 @@ class _Lowering:
             i.layer, i.n_heads, i.n_kv = n.data["layer"], spec.n_heads, spec.n_kv_heads
             i.head_dim, i.window = spec.head_dim, spec.window
         attend.scale, attend.softcap = spec.scale, spec.softcap
+        if n.data["sinks"] is not None:
+            attend.sinks = n.data["sinks"].ptr
+
+
+def _summed_experts(n: Node) -> bool:
+    """Experts whose only reader adds their result to something."""
+    add = sole(n, "add") if n.kind == "moe" else None
+    return add is not None and add.args[0] is not add.args[1]
 
 
 def lower(recorder: Recorder) -> Lowered:
@@ -249,6 +307,8 @@ def _fields(instr: abi.Instr) -> tuple[str, ...]:
         return ("q", "k", "v")
     if instr.op == abi.OP_ATTENTION:
         return ("q",)
+    if instr.op in (abi.OP_MOE_UP, abi.OP_MOE_DOWN, abi.OP_MOE_SUM):
+        return ("router", "residual")
     return ("residual",) if instr.epilogue == abi.EPI_RESIDUAL else ()
 
 

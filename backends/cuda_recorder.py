@@ -355,8 +355,8 @@ class _Lowering:
 
     def _attention(self, n: Node) -> None:
         spec: Attention = n.data["spec"]
-        q, q_norm, q_rope = head(n.args[0])
-        k, k_norm, k_rope = head(n.args[1])
+        q, q_norm, q_rope = head(n.args[0], spec.head_dim)
+        k, k_norm, k_rope = head(n.args[1], spec.head_dim)
         rope = q_rope.data["rope"] if q_rope else None
         if rope is not (k_rope.data["rope"] if k_rope else None):
             raise ValueError("q and k of one attention turn by the same rope")

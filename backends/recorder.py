@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from edgerun.backends.base import Attention, Rope
+from edgerun.backends.base import Activation, Attention, Experts, ExpertWeights, Rope
 
 __all__ = [
     "Node",
@@ -43,7 +43,8 @@ class Node:
 class Recorder:
     """Implements :class:`~edgerun.backends.base.Ops` by taking notes.
 
-    Of a matrix handle it reads ``n_out`` and ``n_in``, of a vector handle ``size``.
+    Of a matrix handle it reads ``n_out`` and ``n_in`` (experts: one's), of a vector handle
+    ``size``.
     """
 
     def __init__(self) -> None:
@@ -81,12 +82,20 @@ class Recorder:
     def rope(self, x: Node, head_dim: int, rope: Rope) -> Node:
         return self._node("rope", x.width, (x,), head_dim=head_dim, rope=rope)
 
-    def attention(self, q: Node, k: Node, v: Node, layer: int, spec: Attention) -> Node:
+    def attention(
+        self, q: Node, k: Node, v: Node, layer: int, spec: Attention, sinks: Any = None
+    ) -> Node:
         width = spec.n_heads * spec.head_dim
-        return self._node("attention", width, (q, k, v), layer=layer, spec=spec)
+        return self._node("attention", width, (q, k, v), layer=layer, spec=spec, sinks=sinks)
 
-    def glu(self, gate: Node, up: Node, act: Literal["silu", "gelu"]) -> Node:
+    def glu(self, gate: Node, up: Node, act: Activation) -> Node:
         return self._node("glu", gate.width, (gate, up), act=act)
+
+    def moe(self, x: Node, weights: ExpertWeights, spec: Experts) -> Node:
+        """The router is a linear of its own, the experts read its logits."""
+        (logits,) = self.linear(x, weights.router, bias=[weights.router_bias])
+        width = weights.down.n_out
+        return self._node("moe", width, (x, logits), weights=weights, spec=spec)
 
     def add(self, x: Node, y: Node) -> Node:
         return self._node("add", x.width, (x, y))
@@ -111,7 +120,7 @@ def sole(n: Node, kind: str) -> Node | None:
 
 def prologue_norm(n: Node) -> bool:
     """A norm read only by matrices is part of them."""
-    return n.kind == "norm" and all(u.kind in ("linear", "logits") for u in n.uses)
+    return n.kind == "norm" and all(u.kind in ("linear", "logits", "moe") for u in n.uses)
 
 
 def residual_linear(n: Node) -> bool:
@@ -132,22 +141,23 @@ def summed_norm(n: Node) -> bool:
     return add is not None and add.args[1] is n and n.data["weight"].size == n.width
 
 
-def head(n: Node) -> tuple[Node, Node | None, Node | None]:
+def head(n: Node, head_dim: int) -> tuple[Node, Node | None, Node | None]:
     """Strip rope and a per-head norm off an attention input: (base, norm, rope)."""
     rope = norm = None
     if n.kind == "rope" and len(n.uses) == 1:
         rope, n = n, n.args[0]
-    if n.kind == "norm" and len(n.uses) == 1:
+    if n.kind == "norm" and len(n.uses) == 1 and n.data["weight"].size == head_dim:
         norm, n = n, n.args[0]
     return n, norm, rope
 
 
 def in_head(n: Node) -> bool:
-    """A rope or head norm that is part of the write of K and V."""
+    """A rope or head norm that is part of the write of K and V. One over all heads is not."""
+    size = n.data["weight"].size if n.kind == "norm" else 0
     while n.kind in ("rope", "norm") and len(n.uses) == 1:
         user = n.uses[0]
         if user.kind == "attention":
-            return n in user.args[:2]
+            return n in user.args[:2] and size in (0, user.data["spec"].head_dim)
         if user.kind != "rope":
             return False
         n = user

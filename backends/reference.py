@@ -9,16 +9,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgerun.backends.base import (
     PAGE_SIZE,
+    Activation,
     Attention,
     Backend,
     Batch,
+    Experts,
+    ExpertWeights,
+    Feature,
     Forward,
     KVLayer,
     KVPool,
@@ -43,6 +47,7 @@ class ReferenceBackend(Backend):
 
     name = "reference"
     kv_types = ("f32", "f16", "q8_0", "q4r")
+    features: frozenset[Feature] = frozenset(("moe", "sinks"))
 
     def memory(self) -> Memory:
         return host_memory()
@@ -217,25 +222,45 @@ class _NumpyOps:
         out[:, :, second] = a * sin + b * cos
         return out.reshape(x.shape)
 
-    def attention(self, q: F32, k: F32, v: F32, layer: int, spec: Attention) -> F32:
+    def attention(
+        self, q: F32, k: F32, v: F32, layer: int, spec: Attention, sinks: F32 | None = None
+    ) -> F32:
         keys, values = self._kv.keys[layer], self._kv.values[layer]
         shape = (-1, spec.n_kv_heads, spec.head_dim)
         out = np.empty_like(q)
         for row in self._rows:
             keys.write((row.page, row.slot), k[row.span].reshape(shape))
             values.write((row.page, row.slot), v[row.span].reshape(shape))
-            out[row.span] = _attend(q[row.span], keys, values, row, spec)
+            out[row.span] = _attend(q[row.span], keys, values, row, spec, sinks)
         return out
 
-    def glu(self, gate: F32, up: F32, act: Literal["silu", "gelu"]) -> F32:
+    def glu(self, gate: F32, up: F32, act: Activation) -> F32:
         y: F32
         if act == "silu":
-            e = np.exp(-np.abs(gate))  # never overflows
-            y = gate * (np.where(gate >= 0, np.float32(1), e) / (1 + e))
+            y = gate * _sigmoid(gate)
+        elif act == "swiglu_oai":
+            gate, up = np.minimum(gate, np.float32(7)), np.clip(up, -7, 7) + np.float32(1)
+            y = gate * _sigmoid(np.float32(1.702) * gate)
         else:
             z = np.float32(math.sqrt(2 / math.pi)) * (gate + np.float32(0.044715) * gate**3)
             y = np.float32(0.5) * gate * (1 + np.tanh(z))
         return y * up
+
+    def moe(self, x: F32, weights: ExpertWeights, spec: Experts) -> F32:
+        (logits,) = self.linear(x, weights.router, bias=[weights.router_bias])
+        chosen, share = _route(logits, spec)
+        n_out = weights.down.shape[1]
+        parts = np.zeros((spec.n_used, len(x), n_out), np.float32)
+        for e in np.unique(chosen):
+            token, rank = np.nonzero(chosen == e)
+            gate = _expert(x[token], weights.gate, weights.gate_bias, e)
+            up = _expert(x[token], weights.up, weights.up_bias, e)
+            y = self.glu(gate, up, spec.act)
+            parts[rank, token] = _expert(y, weights.down, weights.down_bias, e)
+        out = np.zeros((len(x), n_out), np.float32)
+        for r, part in enumerate(parts):
+            out += share[:, r, None] * part
+        return out
 
     def add(self, x: F32, y: F32) -> F32:
         return x + y
@@ -254,11 +279,43 @@ class _NumpyOps:
         return x
 
 
+def _sigmoid(x: F32) -> F32:
+    e = np.exp(-np.abs(x))  # never overflows
+    y: F32 = np.where(x >= 0, np.float32(1), e) / (1 + e)
+    return y
+
+
+def _softmax(x: F32) -> F32:
+    e = np.exp(x - x.max(axis=-1, keepdims=True))
+    y: F32 = e / e.sum(axis=-1, keepdims=True)
+    return y
+
+
+def _route(logits: F32, spec: Experts) -> tuple[npt.NDArray[np.int64], F32]:
+    """Of each token its experts by rank and what they weigh, both [n_tokens, n_used]."""
+    chosen = np.argsort(-logits, axis=1, kind="stable")[:, : spec.n_used]
+    if spec.gating == "softmax":
+        share = np.take_along_axis(_softmax(logits), chosen, axis=1)
+        if spec.normalize:
+            share = share / share.sum(axis=1, keepdims=True)
+    else:
+        share = _softmax(np.take_along_axis(logits, chosen, axis=1))
+    return chosen, share * np.float32(spec.scale)
+
+
+def _expert(x: F32, weight: F32, bias: F32 | None, e: int) -> F32:
+    """One expert's product; ``bias`` is [n_experts, n_out]."""
+    y: F32 = x @ weight[e].T
+    return y if bias is None else y + bias[e]
+
+
 def _soft_cap(x: F32, cap: float) -> F32:
     return np.float32(cap) * np.tanh(x / np.float32(cap)) if cap > 0 else x
 
 
-def _attend(q: F32, keys: Store, values: Store, row: _Row, spec: Attention) -> F32:
+def _attend(
+    q: F32, keys: Store, values: Store, row: _Row, spec: Attention, sinks: F32 | None
+) -> F32:
     """One row's attention: q [n, n_heads * head_dim] against its pages."""
     n, group = len(q), spec.n_heads // spec.n_kv_heads
     first = 0  # the first page any of these tokens sees
@@ -283,8 +340,15 @@ def _attend(q: F32, keys: Store, values: Store, row: _Row, spec: Attention) -> F
     if spec.window:
         hidden |= j <= i - spec.window
     scores = np.where(hidden, np.float32(-np.inf), scores)
-    scores = np.exp(scores - scores.max(axis=-1, keepdims=True))
-    scores /= scores.sum(axis=-1, keepdims=True)
+    top = scores.max(axis=-1, keepdims=True)
+    if sinks is None:
+        scores = np.exp(scores - top)
+        scores /= scores.sum(axis=-1, keepdims=True)
+    else:
+        sink = sinks.reshape(spec.n_kv_heads, group, 1, 1)
+        top = np.maximum(top, sink)
+        scores = np.exp(scores - top)
+        scores /= scores.sum(axis=-1, keepdims=True) + np.exp(sink - top)
     scores = scores.reshape(spec.n_kv_heads, group * n, n_seen)
     out = np.matmul(scores, gather(values)).reshape(spec.n_kv_heads, group, n, spec.head_dim)
     tokens: F32 = out.transpose(2, 0, 1, 3).reshape(n, -1)

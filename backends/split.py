@@ -161,6 +161,7 @@ class SplitBackend(base.Backend):
         self.name = back.name
         self.kv_types = tuple(t for t in back.kv_types if t in front.kv_types)
         self.batch_invariant = front.batch_invariant and back.batch_invariant
+        self.features = front.features & back.features
 
     @property
     def layers(self) -> str:

@@ -13,7 +13,9 @@ SHAPES = {  # arch, hidden, ffn, layers, heads, kv_heads, head_dim, vocab, tied
     "llama-1b": ("llama", 2048, 8192, 16, 32, 8, 64, 128256, True),
     "qwen3-4b": ("qwen3", 2560, 9728, 36, 32, 8, 128, 151936, True),
     "llama-8b": ("llama", 4096, 14336, 32, 32, 8, 128, 128256, False),
+    "qwen3moe-1b": ("qwen3moe", 1024, 512, 16, 16, 4, 64, 32000, True),  # ffn: of one expert
 }
+EXPERTS = {"qwen3moe-1b": (64, 8)}  # in all, of a token
 STD = 0.02
 
 

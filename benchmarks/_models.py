@@ -17,6 +17,7 @@ MODELS = {
     "smollm2": ("SmolLM2-135M Q4_1", "smollm2-135m"),
     "gemma3": ("Gemma 3 270M Q4_K_M", "gemma3-270m"),
     "llama-1b": ("llama-1b shape Q4_K_M", ("llama-1b", "Q4_K_M")),
+    "experts": ("1.7B shape, 8 of 64 experts, Q4_K_M", ("qwen3moe-1b", "Q4_K_M")),
 }
 
 #: Every type that has kernels of its own but Q4_K, which Q4_K_M stands for.
@@ -83,17 +84,26 @@ class Cost:
 
 
 def cost_of(path: Path) -> Cost:
-    """Counted over the file's matrices; rows of an embedding that is no output head are nothing."""
+    """Counted over the file's matrices, of experts over those that a token has; rows of an
+    embedding that is no output head are nothing."""
     from edgerun.gguf import GGUFFile
 
     with GGUFFile.open(path) as file:
+        prefix = file.get_str("general.architecture")
+        part = 1.0
+        if n_experts := file.metadata.get_int(f"{prefix}.expert_count", 0):
+            part = file.metadata.get_int(f"{prefix}.expert_used_count") / n_experts
+        experts = [t for t in file.tensors.values() if len(t.shape) == 3]
         matrices = {n: t for n, t in file.tensors.items() if len(t.shape) == 2}
         head = matrices.get("output.weight") or matrices["token_embd.weight"]
         layers = [t for n, t in matrices.items() if n not in ("output.weight", "token_embd.weight")]
         kv = [t.n_rows for t in layers if t.name.endswith(("attn_k.weight", "attn_v.weight"))]
         return Cost(
-            read=sum(t.nbytes for t in layers) + head.nbytes,
+            read=sum(t.nbytes for t in layers)
+            + head.nbytes
+            + int(part * sum(t.nbytes for t in experts)),
             kv=sum(kv),
-            products=sum(t.n_elements for t in layers),
+            products=sum(t.n_elements for t in layers)
+            + int(part * sum(t.n_elements for t in experts)),
             file=file.size,
         )

@@ -17,6 +17,7 @@ from edgerun.backends.base import (
     PAGE_SIZE,
     Backend,
     CoarseBackend,
+    Feature,
     Forward,
     KVLayer,
     KVPool,
@@ -329,6 +330,7 @@ def load(
             trained = arch.configure(family, file)
         except UnsupportedModelError as e:
             raise _NotNativeError(str(e)) from e
+        _check_features(family, trained, backend)
         placed = place(backend, file, family, trained, kv_type, n_ctx, gpu_layers, threads)
         try:
             return _load_placed(path, file, family, placed, kv_type, progress)
@@ -356,6 +358,18 @@ def _load_placed(
             path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
             file.size, file.n_params, kv_type, forward,
         )  # fmt: skip
+
+
+_FEATURES: dict[Feature, str] = {"moe": "mixtures of experts", "sinks": "attention sinks"}
+
+
+def _check_features(family: Architecture, config: ModelConfig, backend: Backend) -> None:
+    lacking = [_FEATURES[f] for f in family.features(config) if f not in backend.features]
+    if lacking:
+        raise UnsupportedModelError(
+            f"the {backend.name} backend has no kernels for {' and '.join(lacking)}, which "
+            f"{family.name} needs: choose the backend cpu"
+        )
 
 
 def _new_kv(backend: Backend, layers: list[KVLayer], planned: Plan, kv_type: str) -> KVPool:

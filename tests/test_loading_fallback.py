@@ -12,11 +12,14 @@ import pytest
 from helpers import foreign
 from helpers.cli import CLI
 from helpers.gguf_build import random_model
+from helpers.paths import FIXTURES
 
 from edgerun import LLM
 from edgerun.backends import llama_cpp_library as library
 from edgerun.backends.llama_cpp_library import Slots, plan_slots, token_bytes
+from edgerun.backends.reference import ReferenceBackend
 from edgerun.errors import BackendUnavailableError, OutOfMemoryError, UnsupportedModelError
+from edgerun.loading import load, open_model
 
 WAY_OUT = r"pip install 'edgerun\[llama-cpp\]'"
 
@@ -38,8 +41,7 @@ def test_without_the_package_the_error_names_it(tmp_path: Path, cli: CLI) -> Non
     path = foreign.internlm2(tmp_path / "m.gguf")
     with pytest.raises(UnsupportedModelError, match=f"'internlm2' is not supported.*{WAY_OUT}"):
         LLM(path)
-    dense = random_model(tmp_path / "dense.gguf")
-    moe = foreign.experts(tmp_path / "moe.gguf", dense)
+    moe = random_model(tmp_path / "moe.gguf", "qwen2", extra={"qwen2.expert_count": 8})
     with pytest.raises(UnsupportedModelError, match=f"experts is not supported.*{WAY_OUT}"):
         LLM(moe)
     with pytest.raises(BackendUnavailableError, match=f"not installed: {WAY_OUT}"):
@@ -101,9 +103,10 @@ def test_show_tells_who_runs_a_file(
 ) -> None:
     monkeypatch.setattr(library, "installed", lambda: here)
     dense = random_model(tmp_path / "dense.gguf")
+    moe = random_model(tmp_path / "moe.gguf", "qwen2", extra={"qwen2.expert_count": 8})
     for path, why in (
         (foreign.internlm2(tmp_path / "m.gguf"), "'internlm2' is not supported"),
-        (foreign.experts(tmp_path / "moe.gguf", dense), "experts is not supported"),
+        (moe, "experts is not supported"),
     ):
         found = json.loads(cli("show", str(path), "--json").out)["fallback"]
         assert found["backend"] == "llama_cpp"
@@ -115,6 +118,29 @@ def test_show_tells_who_runs_a_file(
         assert ("pip install" in plain) != here
     assert json.loads(cli("show", str(dense), "--json").out)["fallback"] is None
     assert "fallback" not in cli("show", str(dense)).out
+
+
+class _Plain(ReferenceBackend):
+    """A GPU's backend that has no kernels for what only some models need."""
+
+    name = "cuda"
+    features = frozenset()
+
+
+def test_a_backend_refuses_what_it_has_no_kernels_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("edgerun.loading._first_that_works", lambda threads, exact: _Plain())
+    path = FIXTURES / "arch" / "gpt_oss.gguf"
+    why = "cuda backend has no kernels for mixtures of experts and attention sinks, which gpt-oss"
+    with pytest.raises(UnsupportedModelError, match=f"{why} needs: choose the backend cpu"):
+        load(path, _Plain(), 64)
+    with pytest.raises(UnsupportedModelError, match="mixtures of experts, which qwen3moe needs"):
+        load(FIXTURES / "arch" / "qwen3moe.gguf", _Plain(), 64)
+    model = open_model(path, "auto", 1, 64)
+    assert model.backend.name == "cpu"
+    assert "gpt_oss.gguf runs on the CPU: the cuda backend has no kernels" in caplog.text
+    model.backend.close()
 
 
 def test_run_says_so_on_stderr(tmp_path: Path) -> None:

@@ -5,12 +5,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.backends.base import Attention, Forward, KVLayer, Ops, Role, Rope, Tensor, Weight
+from edgerun.backends.base import (
+    Activation,
+    Attention,
+    Experts,
+    Feature,
+    Forward,
+    KVLayer,
+    Ops,
+    Role,
+    Rope,
+    Tensor,
+    Weight,
+)
 from edgerun.errors import GGUFError, UnsupportedModelError, printable
 from edgerun.gguf.metadata import Metadata
 
@@ -41,9 +53,11 @@ class ModelConfig:
     eps: float
     attention: tuple[Attention, ...]
     ropes: tuple[Rope, ...]
-    act: Literal["silu", "gelu"] = "silu"
+    act: Activation = "silu"
     embed_scale: float = 1.0
     final_softcap: float = 0.0
+    experts: Experts | None = None  # in every layer, in place of the feed-forward
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,7 +66,8 @@ class TensorSpec:
 
     Attributes:
         name: in the file.
-        shape: of the file's tensor, rows first: ``(n_out, n_in)`` or ``(n,)``.
+        shape: of the file's tensor, rows first: ``(n_out, n_in)`` or ``(n,)``; experts have one
+            dimension more, before the others.
         role: what the backend does with it.
         optional: a model may lack it.
         fallback: a tensor of the same shape to use instead where ``name`` is absent.
@@ -110,6 +125,14 @@ class Architecture:
     def kv_layers(self, config: ModelConfig) -> list[KVLayer]:
         """What each layer stores per token."""
         return [KVLayer(a.n_kv_heads, a.head_dim, a.window) for a in config.attention]
+
+    def features(self, config: ModelConfig) -> list[Feature]:
+        """What of a backend's features the model needs."""
+        needed: list[tuple[Feature, bool]] = [
+            ("moe", config.experts is not None),
+            ("sinks", config.sinks),
+        ]
+        return [name for name, wanted in needed if wanted]
 
 
 class Params:
@@ -175,6 +198,9 @@ class Params:
             below = "" if math.isinf(hi) else f" and at most {hi:g}"
             raise self._bad(name, value, f"a finite number above {lo:g}{below}")
         return value
+
+    def get_bool(self, name: str, default: bool) -> bool:
+        return self.source.metadata.get_bool(self.key(name), default)
 
     def get_str(self, name: str, default: str) -> str:
         return self.source.metadata.get_str(self.key(name), default)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from edgerun.arch.base import ModelConfig, Params, TensorSpec
+from edgerun.arch.experts import expert_layer, expert_tensors
 from edgerun.arch.rope import read_rope
 from edgerun.backends.base import Attention, Ops, Role, Tensor, Weight
 from edgerun.errors import GGUFError, UnsupportedModelError
@@ -19,8 +20,15 @@ _ROLES: dict[str, Role] = {"ffn_gate": "gate", "ffn_up": "up"}
 _MAX_HEAD_DIM = 4096  # far above any model; bounds what a hostile file can make us allocate
 
 
-def dense_config(p: Params, *, interleaved: bool = False) -> ModelConfig:
+def dense_config(
+    p: Params, *, interleaved: bool = False, experts: bool = False, exact_yarn: bool = False
+) -> ModelConfig:
     """The keys every dense family has: one attention and one rope for all layers.
+
+    Args:
+        interleaved: rope pairs (2i, 2i + 1).
+        experts: the caller looks after them.
+        exact_yarn: as :func:`~edgerun.arch.rope.yarn_frequencies` has it.
 
     Raises:
         GGUFError: a key is missing or its value impossible; names key, value and expectation.
@@ -38,14 +46,16 @@ def dense_config(p: Params, *, interleaved: bool = False) -> ModelConfig:
             f"of '{p.key('attention.head_count_kv')}', which is {n_kv_heads}"
         )
     head_dim = _head_dim(p, n_embd, n_heads)
-    if p.get_int("expert_count", 0, lo=0):
+    if not experts and p.get_int("expert_count", 0, lo=0):
         raise UnsupportedModelError(
             f"metadata key '{p.key('expert_count')}' is {p.raw('expert_count')}: {p.arch} with "
             "experts is not supported; use a dense model"
         )
     n_ctx_train = p.get_int("context_length")
     n_ctx = p.n_ctx(n_ctx_train)
-    rope = read_rope(p, head_dim, n_ctx, n_ctx_train, interleaved=interleaved)
+    rope = read_rope(
+        p, head_dim, n_ctx, n_ctx_train, interleaved=interleaved, exact_yarn=exact_yarn
+    )
     attention = Attention(
         n_heads, n_kv_heads, head_dim, scale=p.get_float("attention.scale", head_dim**-0.5)
     )
@@ -150,18 +160,22 @@ def _head_dim(p: Params, n_embd: int, n_heads: int) -> int:
 def dense_tensors(
     c: ModelConfig,
     *,
-    qkv_bias: bool | None = None,
+    qkv_bias: bool | None = False,
     qk_norm: bool = False,
     post_norm: bool = False,
     fused: bool = False,
+    out_bias: bool | None = False,
+    expert_bias: bool = False,
 ) -> dict[str, TensorSpec]:
     """What the file must hold.
 
     Args:
-        qkv_bias: q, k and v have biases; ``None`` = they and attn_output may have.
+        qkv_bias: q, k and v have biases; ``None`` = they may have.
+        out_bias: the same of attn_output.
         qk_norm: an RMS norm over each head of q and k.
         post_norm: norms after attention and feed-forward, before the residual is added.
         fused: ``attn_qkv`` holds q, k, v and ``ffn_up`` gate, up, one after another.
+        expert_bias: router and experts have biases.
     """
     n_q, n_kv = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
     specs = {
@@ -193,17 +207,26 @@ def dense_tensors(
         gate, up = ((b + "ffn_gate", c.n_ff), (b + "ffn_up", c.n_ff))
         if fused:
             matrix(b + "attn_qkv", q, k, v, n_in=c.n_embd)
+        else:
+            for part in (q, k, v):
+                matrix(part[0], part, n_in=c.n_embd)
+        if c.experts is not None:
+            specs |= expert_tensors(c, i, bias=expert_bias)
+        elif fused:
             matrix(b + "ffn_up", gate, up, n_in=c.n_embd)
         else:
-            for part in (q, k, v, gate, up):
+            for part in (gate, up):
                 matrix(part[0], part, n_in=c.n_embd)
         if qkv_bias is not False:
             for name, n in (q, k, v):
                 vector(name, n, "bias", optional=qkv_bias is None)
-        if qkv_bias is None:
-            vector(b + "attn_output", c.n_embd, "bias", optional=True)
+        if out_bias is not False:
+            vector(b + "attn_output", c.n_embd, "bias", optional=out_bias is None)
         matrix(b + "attn_output", (b + "attn_output", c.n_embd), n_in=n_q)
-        matrix(b + "ffn_down", (b + "ffn_down", c.n_embd), n_in=c.n_ff)
+        if c.experts is None:
+            matrix(b + "ffn_down", (b + "ffn_down", c.n_embd), n_in=c.n_ff)
+        if c.sinks:
+            vector(b + "attn_sinks", c.n_heads)
         if qk_norm:
             vector(b + "attn_q_norm", c.head_dim)
             vector(b + "attn_k_norm", c.head_dim)
@@ -239,12 +262,14 @@ def _attention(ops: Ops, w: Mapping[str, Weight], c: ModelConfig, i: int, x: Ten
         k = ops.rms_norm(k, w[b + "attn_k_norm"], c.eps)
     q = ops.rope(q, c.head_dim, c.ropes[i])
     k = ops.rope(k, c.head_dim, c.ropes[i])
-    return ops.attention(q, k, v, i, c.attention[i])
+    return ops.attention(q, k, v, i, c.attention[i], w.get(b + "attn_sinks"))
 
 
 def _feed_forward(ops: Ops, w: Mapping[str, Weight], c: ModelConfig, i: int, x: Tensor) -> Tensor:
     b = f"blk.{i}."
     x = ops.rms_norm(x, w[b + "ffn_norm"], c.eps)
+    if c.experts is not None:
+        return expert_layer(ops, w, c, i, x)
     gate, up = ops.linear(x, w[b + "ffn_gate"], w[b + "ffn_up"])
     (x,) = ops.linear(ops.glu(gate, up, c.act), w[b + "ffn_down"])
     return x

@@ -36,17 +36,20 @@ def yarn_frequencies(
     beta_fast: float = 32.0,
     beta_slow: float = 1.0,
     ext_factor: float = 1.0,
+    exact: bool = False,
 ) -> F64:
     """YaRN's blend: dimensions that turn more than ``beta_fast`` times within the original context
-    keep their frequency, those under ``beta_slow`` are divided by ``factor``, with a ramp between.
+    keep their frequency, those under ``beta_slow`` are divided by ``factor``, with a ramp between,
+    whose ends are rounded to whole dimensions unless ``exact``.
     """
     n_rot = 2 * len(inv_freq)
 
     def dimension(turns: float) -> float:
         return n_rot * math.log(n_ctx_orig / (turns * 2 * math.pi)) / (2 * math.log(base))
 
-    low = max(math.floor(dimension(beta_fast)), 0)
-    high = min(math.ceil(dimension(beta_slow)), n_rot - 1)
+    start, stop = dimension(beta_fast), dimension(beta_slow)
+    low = max(start if exact else math.floor(start), 0)
+    high = min(stop if exact else math.ceil(stop), n_rot - 1)
     ramp = np.clip((np.arange(len(inv_freq)) - low) / max(high - low, 0.001), 0.0, 1.0)
     keep = (1.0 - ramp) * ext_factor
     blend: F64 = inv_freq / factor * (1.0 - keep) + inv_freq * keep
@@ -58,7 +61,15 @@ def yarn_mscale(factor: float) -> float:
     return 0.1 * math.log(factor) + 1.0 if factor > 1.0 else 1.0
 
 
-def read_rope(p: Params, head_dim: int, n_ctx: int, n_ctx_train: int, *, interleaved: bool) -> Rope:
+def read_rope(
+    p: Params,
+    head_dim: int,
+    n_ctx: int,
+    n_ctx_train: int,
+    *,
+    interleaved: bool,
+    exact_yarn: bool = False,
+) -> Rope:
     """The rope the file's ``{arch}.rope.*`` keys and ``rope_*`` tensors describe.
 
     Raises:
@@ -91,6 +102,7 @@ def read_rope(p: Params, head_dim: int, n_ctx: int, n_ctx_train: int, *, interle
             beta_fast=p.get_float("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=p.get_float("rope.scaling.yarn_beta_slow", 1.0),
             ext_factor=ext_factor,
+            exact=exact_yarn,
         )
         mscale *= p.get_float("rope.scaling.yarn_attn_factor", 1.0)
         if ext_factor > 0:

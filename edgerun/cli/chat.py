@@ -77,7 +77,8 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    params = sampling_params(args)  # what is wrong with them is said before the screen changes
+    # What is wrong with them is said before the screen changes.
+    params = sampling_params(args) if given_params(args) else None
     if args.url:
         from edgerun.tui.remote import base_of
 
@@ -165,7 +166,7 @@ def _run_app(app: ChatApp) -> int:
     import asyncio
     import logging
 
-    from edgerun.catalog import data_dir
+    from edgerun.folders import data_dir
 
     log = data_dir() / "chat.log"
     handler = _log_to(log)

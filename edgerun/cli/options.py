@@ -143,11 +143,13 @@ def add_constraint_options(p: argparse.ArgumentParser) -> None:
 
 
 def _constraint(args: argparse.Namespace) -> Constraint | None:
-    from edgerun.core import Constraint
-
     schema, regex, grammar = (
         getattr(args, name, None) for name in ("json_schema", "regex", "grammar")
     )
+    if schema is regex is grammar is None:
+        return None
+    from edgerun.core import Constraint
+
     if schema is not None:
         inline = schema.lstrip().startswith("{")
         source = schema if inline else _read_file(schema, "json_schema")

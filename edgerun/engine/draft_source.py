@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, TypeAlias
 __all__ = ["Account", "Draft", "Drafter", "Widths", "whole_drafts"]
 
 _START = 0.5  # steps that may be lost before anything is gained
-_SLACK = 0.02  # and for each token since
+_SLACK = 0.01  # and for each token since
 _BANK = 4.0  # steps of past gain that may be lost again
 
 
@@ -17,7 +17,7 @@ _BANK = 4.0  # steps of past gain that may be lost again
 class Account:
     """What drafts have gained one sequence, in steps of one token.
 
-    It bounds what wrong ones can cost: all in all no more than half a step, a fiftieth of the
+    It bounds what wrong ones can cost: all in all no more than half a step, a hundredth of the
     tokens emitted and, of what was gained before, four steps.
 
     Attributes:

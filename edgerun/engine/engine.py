@@ -250,6 +250,8 @@ class Engine:
         if self.disk is not None:
             self.disk.turn(self.pool, len(self.sequences), self.cost.seconds)
         pool, rows_most = self.pool, self.limits.max_rows
+        if (rows := self._going_on()) is not None:
+            return rows
         asking = self._asking()
         # New pages of a step: those its tokens fill, and at either end of a row one more.
         scarce = pool.n_free < pool.pages_for(self.limits.budget) + 2 * len(asking)
@@ -280,6 +282,18 @@ class Engine:
                 return self._schedule(now)  # before an embedding takes them again
             self._give_up(asking[0][0])
         return rows
+
+    def _going_on(self) -> list[Row] | None:
+        """The rows where nothing is to be decided, as in most steps: every sequence generates and
+        there is room for all; else None."""
+        n = len(self.sequences)
+        if n > min(self.limits.max_rows, self.limits.budget) or self.pool.n_free < 2 * n:
+            return None
+        for s in self.sequences:
+            if not s.n_past or len(s.ids) - s.n_past != 1 or not s.started:
+                return None
+        self._swapped = False
+        return [Row(s, 1) for s in self.sequences if self.pager.grow(s, 1)]
 
     def _asking(self) -> list[tuple[Sequence, Match | None]]:
         """Who asks for a part of the next step, in order; those without pages with their match.

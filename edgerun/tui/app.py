@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import time
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,25 +18,25 @@ from textual.binding import Binding, BindingType
 from textual.screen import ModalScreen
 from textual.timer import Timer
 
-from edgerun.tui import commands
-from edgerun.tui.actions import Handlers
+from edgerun.tui import commands, themes
 from edgerun.tui.composer.area import Area
 from edgerun.tui.composer.box import Composer
 from edgerun.tui.composer.chips import Chip, Chips
-from edgerun.tui.keeper import ModelKeeper
-from edgerun.tui.opening import Opening
 from edgerun.tui.options import Options
-from edgerun.tui.partner import Partner
 from edgerun.tui.screen import ChatScreen
 from edgerun.tui.stage import Stage
-from edgerun.tui.talk import Question, Talk
-from edgerun.tui.transcript import Transcript
 
 if TYPE_CHECKING:
     from textual.driver import Driver
 
+    from edgerun.tui.actions import Handlers
+    from edgerun.tui.keeper import ModelKeeper
+    from edgerun.tui.opening import Opening
+    from edgerun.tui.partner import Partner
     from edgerun.tui.settings import Remembered
     from edgerun.tui.store import Store
+    from edgerun.tui.talk import Talk
+    from edgerun.tui.transcript import Transcript
 
 __all__ = ["ChatApp", "Options"]
 
@@ -82,9 +84,8 @@ class ChatApp(App[object]):
         self.talk: Talk | None = None
         self.keeper: ModelKeeper | None = None
         self.remembered: Remembered | None = None
-        self.handlers = Handlers(self)
         self.stage = Stage(self)
-        self.opening = Opening(self, open_partner, path)
+        self._open_partner, self._path = open_partner, path
         self.editing: str | None = None
         self._before_edit = ""
         self._waiting: list[Composer.Submitted] = []
@@ -94,10 +95,8 @@ class ChatApp(App[object]):
         self._interrupted = -1e9
         self._keep: Timer | None = None
         self.failure: BaseException | None = None
-        from edgerun.tui import themes
-
         themes.register(self)
-        self.opening.pick_theme(options.theme)
+        themes.begin_with(self, self.chosen_theme(options.theme))
 
     def get_driver_class(self) -> type[Driver]:
         if os.name != "posix" or os.environ.get("TEXTUAL_DRIVER"):
@@ -125,7 +124,31 @@ class ChatApp(App[object]):
     def _open(self) -> None:
         self.chat.composer.area.focus()
         self.call_later(self._type)
-        self.run_worker(self.opening.run(), group="open")
+        self.run_worker(self._begin(), group="open")
+
+    async def _begin(self) -> None:
+        # What the first paint does without, a third of all modules, is imported after it, and on a
+        # thread: keys are answered meanwhile.
+        await asyncio.to_thread(importlib.import_module, "edgerun.tui.opening")
+        await self.opening.run()
+
+    @cached_property
+    def opening(self) -> Opening:
+        from edgerun.tui.opening import Opening
+
+        return Opening(self, self._open_partner, self._path)
+
+    @cached_property
+    def handlers(self) -> Handlers:
+        """What commands and keys do."""
+        from edgerun.tui.actions import Handlers
+
+        return Handlers(self)
+
+    def chosen_theme(self, name: str | None = None) -> str:
+        """A theme that there is; None = the one that was chosen before."""
+        saved = self.remembered.theme if self.remembered else None
+        return themes.choose(name or saved, self.available_themes, os.environ)
 
     def _type(self) -> None:
         typed, self._typed = self._typed, None
@@ -158,6 +181,8 @@ class ChatApp(App[object]):
         assert self.talk is not None
         parsed = commands.parse(event.text)
         if parsed is None:
+            from edgerun.tui.talk import Question
+
             edits, self.editing = self.editing, None
             text = event.text[1:] if event.text.startswith("//") else event.text
             question = Question(text, event.attachments, edits)
@@ -237,12 +262,10 @@ class ChatApp(App[object]):
 
     # -- the transcript -----------------------------------------------------------------------
 
-    @on(Transcript.Picked)
-    def _picked(self, event: Transcript.Picked) -> None:
+    def on_transcript_picked(self, event: Transcript.Picked) -> None:
         self.handlers.pick(event.message_id, event.action)
 
-    @on(Transcript.Copied)
-    def _copied(self, event: Transcript.Copied) -> None:
+    def on_transcript_copied(self, event: Transcript.Copied) -> None:
         if event.problem:
             self.tell(event.problem, bad=True)
         else:

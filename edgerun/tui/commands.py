@@ -3,15 +3,13 @@ dispatch read. No widget."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["COMMANDS", "Command", "Parsed", "find", "nearest", "parse"]
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(NamedTuple):
     """One command.
 
     Attributes:
@@ -84,8 +82,7 @@ COMMANDS = (
 _BY_NAME = {n: c for c in COMMANDS for n in (c.name, *c.aliases)}
 
 
-@dataclass(frozen=True)
-class Parsed:
+class Parsed(NamedTuple):
     """``/word rest``; ``command`` is None if there is no such command."""
 
     word: str
@@ -125,6 +122,8 @@ def _split(text: str) -> tuple[str, str]:
 
 def nearest(word: str) -> str | None:
     """The name most like a mistyped ``word``."""
+    import difflib
+
     hits = difflib.get_close_matches(word.lower(), list(_BY_NAME), 1, 0.5)
     return hits[0] if hits else None
 

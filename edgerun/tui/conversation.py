@@ -79,7 +79,7 @@ class Message:
         calls: of tools, by the assistant.
         call_id: of a tool's message: the call that it answers.
         model: what wrote it; "" of a user's.
-        note: of state ``error``: what went wrong, in one line, with the way out.
+        note: of states ``error`` and ``length``: what went wrong, in one line, with the way out.
         code: of state ``error``: the ``code`` of its :class:`~edgerun.errors.EdgerunError`.
         created: unix seconds.
     """

@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgerun.chat import ChatOptions
 from edgerun.core import Chunk, SamplingParams, Usage
-from edgerun.errors import ClosedError, EdgerunError, OutOfMemoryError, printable
+from edgerun.errors import (
+    ClosedError,
+    EdgerunError,
+    NotPulledError,
+    OutOfMemoryError,
+    printable,
+)
 from edgerun.tui.jobs import Job
 from edgerun.tui.partner import About, Choice, Live, Partner, Progress
 
@@ -103,6 +109,15 @@ class LocalPartner(Partner):
     def _forget(self) -> None:
         if self._llm is None:
             self.about = None
+
+    async def check(self, model: str) -> None:
+        def work(_: Job[None]) -> None:
+            from edgerun import catalog
+
+            with contextlib.suppress(NotPulledError):
+                catalog.resolve(model, pull=False)
+
+        await self._start(work).result()
 
     async def pull(self, target: str, progress: Progress) -> None:
         def work(job: Job[None]) -> None:
@@ -220,4 +235,5 @@ def _about(llm: LLM, name: str) -> About:
         n_ctx=llm.n_ctx,
         size=model.size,
         fallback=fallback,
+        n_ctx_max=model.config.n_ctx_train if model.config is not None else None,
     )

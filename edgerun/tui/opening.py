@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edgerun.chat import ChatOptions
+from edgerun.core import SamplingParams
 from edgerun.errors import EdgerunError, printable
 from edgerun.tui.conversation import Conversation
 from edgerun.tui.keeper import ModelKeeper
 from edgerun.tui.partner import Partner
+from edgerun.tui.settings import Remembered
 from edgerun.tui.talk import Question, Talk
 
 if TYPE_CHECKING:
@@ -43,15 +45,14 @@ class Opening:
         app, options = self.app, self.app.options
         self._listen()
         app.store = store = await asyncio.to_thread(self._open_store)
-        from edgerun.tui.settings import Remembered
-
-        app.remembered = Remembered(store)
+        app.remembered = await asyncio.to_thread(Remembered, store)
         if options.theme is None:
-            self.pick_theme(None)
+            app.theme = app.chosen_theme()
         conversation = await asyncio.to_thread(self._first_chat, store)
         partner = self._open_partner()
         app.keeper = ModelKeeper(partner, app.stage.model_changed)
-        params, chat = app.remembered.sampling((options.params, options.chat), options.given)
+        base = (options.params or SamplingParams(), ChatOptions())
+        params, chat = app.remembered.sampling(base, options.given)
         app.talk = Talk(conversation, store, app.keeper, app.stage, params, chat)
         app.chat.composer.count = partner.count
         app.handlers.connect()
@@ -117,11 +118,3 @@ class Opening:
         draft = await asyncio.to_thread(talk.store.get_draft, talk.conversation.id)
         if draft and not composer.draft:
             composer.write(draft)
-
-    def pick_theme(self, name: str | None) -> None:
-        """Use a theme; None = the one that was chosen before."""
-        from edgerun.tui import themes
-
-        app = self.app
-        saved = app.remembered.theme if app.remembered else None
-        app.theme = themes.choose(name or saved, app.available_themes, os.environ)

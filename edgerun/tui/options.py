@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
-from edgerun.chat import ChatOptions
-from edgerun.core import SamplingParams
+if TYPE_CHECKING:
+    from edgerun.core import SamplingParams
 
 __all__ = ["Options"]
 
 
-@dataclass
-class Options:
+class Options(NamedTuple):
     """What the command line says.
 
     Attributes:
@@ -19,6 +18,7 @@ class Options:
         question: asked at once.
         resume: which chat to go on with: "" = the latest; None = a new one.
         save: whether anything is kept on disk.
+        params: how answers are asked for; None = as they are by default.
         given: the fields of ``params`` that it names; the others may be as they were last time.
         where: the address of the server that answers; "" = this process.
     """
@@ -29,7 +29,6 @@ class Options:
     save: bool = True
     system: str | None = None
     theme: str | None = None
-    params: SamplingParams = field(default_factory=SamplingParams)
+    params: SamplingParams | None = None
     given: frozenset[str] = frozenset()
-    chat: ChatOptions = field(default_factory=ChatOptions)
     where: str = ""

@@ -27,6 +27,7 @@ class About:
         where: "" = this process, else the server's address.
         size: bytes of its weights.
         fallback: why another runtime than edgerun's own runs it; None = edgerun's own does.
+        n_ctx_max: tokens it was trained for, where ``n_ctx`` can be chosen; None = not known.
     """
 
     model: str
@@ -35,6 +36,7 @@ class About:
     where: str = ""
     size: int | None = None
     fallback: str | None = None
+    n_ctx_max: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +112,15 @@ class Partner(abc.ABC):
 
         Raises:
             ModelNotFoundError, DownloadError, ModelFileError, BackendError: it cannot be had.
+        """
+
+    @abc.abstractmethod
+    async def check(self, model: str) -> None:
+        """Whether :meth:`load` would find ``model``, at home or as something to fetch. Changes
+        nothing.
+
+        Raises:
+            ModelNotFoundError, ModelFileError: it would not.
         """
 
     @abc.abstractmethod

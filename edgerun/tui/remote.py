@@ -107,6 +107,9 @@ class RemotePartner(Partner):
         progress("load", 1, 1)
         return self.about
 
+    async def check(self, model: str) -> None:
+        _pick(model, await self._models(), self.url)
+
     async def choices(self) -> list[Choice]:
         out = []
         for fields in await self._models():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from textual.app import ComposeResult
@@ -15,7 +16,9 @@ from textual.widget import Widget
 from edgerun.tui.composer.box import Composer
 from edgerun.tui.status import StatusLine
 from edgerun.tui.text import fit, one_line, width
-from edgerun.tui.transcript import Transcript
+
+if TYPE_CHECKING:
+    from edgerun.tui.transcript import Transcript
 
 __all__ = ["ChatScreen", "Notice", "Welcome"]
 
@@ -167,14 +170,22 @@ class ChatScreen(Screen[None]):
     def __init__(self, title: str) -> None:
         super().__init__()
         self.welcome = Welcome(title, id="welcome")
-        self.transcript = Transcript(id="transcript")
         self.notice = Notice(id="notice")
         self.composer = Composer(HINTS, id="box")
         self.status = StatusLine(id="status")
 
+    @cached_property
+    def transcript(self) -> Transcript:
+        """There from the first look at it on: its many styles take a tenth of the time to the first
+        paint, and nothing is to be seen of it then."""
+        from edgerun.tui.transcript import Transcript
+
+        transcript = Transcript(id="transcript")
+        self.mount(transcript, after=self.welcome)
+        return transcript
+
     def compose(self) -> ComposeResult:
         yield self.welcome
-        yield self.transcript
         yield self.notice
         yield self.composer
         yield self.status

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from edgerun.tui.conversation import Message
-from edgerun.tui.keeper import ModelKeeper
 from edgerun.tui.status import Facts, bytes_text, count_text
 
 if TYPE_CHECKING:
+    from edgerun.tui.conversation import Message
+    from edgerun.tui.keeper import ModelKeeper
     from edgerun.tui.talk import Talk
 
 __all__ = ["Counts", "facts", "notice", "welcome"]

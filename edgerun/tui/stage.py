@@ -5,16 +5,16 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING
 
-from edgerun.core import Chunk
 from edgerun.tui.composer.chips import Chip
-from edgerun.tui.conversation import Message
 from edgerun.tui.sight import facts, notice, welcome
 from edgerun.tui.text import clean
 
 if TYPE_CHECKING:
     from textual.timer import Timer
 
+    from edgerun.core import Chunk
     from edgerun.tui.app import ChatApp
+    from edgerun.tui.conversation import Message
 
 __all__ = ["Stage"]
 

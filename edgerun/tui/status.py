@@ -4,7 +4,6 @@ and what was true a moment ago is not shown as if it still were."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from rich.segment import Segment
@@ -21,8 +20,7 @@ _GAUGE = 8
 _FULL, _BRIM = 0.75, 0.92
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What the line is made of; None or "" = not known, and not shown.
 
     Attributes:

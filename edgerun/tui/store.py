@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
 
+from edgerun.folders import data_dir
 from edgerun.tui import tables
 from edgerun.tui.conversation import Conversation, Message, title_of
 from edgerun.tui.database import Database, StoreError
@@ -150,6 +151,12 @@ class Store:
         text = None if value is None else json.dumps(value)
         self._writer.write(partial(tables.set_value, table="settings", key=key, value=text))
 
+    def set_part(self, key: str, part: str, value: Any) -> None:
+        """Keep one entry of a setting that is a mapping; what other processes have set of it
+        meanwhile stays."""
+        text = json.dumps(value)
+        self._writer.write(partial(tables.set_part, key=key, part=part, value=text))
+
     def presets(self) -> dict[str, str]:
         """System prompts by name, in order of name."""
         sql = "SELECT name, text FROM presets ORDER BY name COLLATE NOCASE"
@@ -214,11 +221,8 @@ class Store:
 
 
 def _where(path: Path | None, memory: bool) -> Path | None:
-    """On the writer's thread: the catalogue takes a while to import."""
     if memory or path is not None:
         return None if memory else path
-    from edgerun.catalog import data_dir
-
     return data_dir() / "chats.db"
 
 

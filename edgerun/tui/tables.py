@@ -163,6 +163,16 @@ def set_value(db: Database, table: str, key: str, value: str | None) -> None:
         db.run(f"INSERT OR REPLACE INTO {table} ({name}, {column}) VALUES (?, ?)", (key, value))
 
 
+def set_part(db: Database, key: str, part: str, value: str) -> None:
+    """One entry of a setting that is a JSON object; whatever else it is, it becomes one."""
+    found = db.run("SELECT value FROM settings WHERE key = ?", (key,)).fetchone()
+    known: Any = None
+    with contextlib.suppress(ValueError):
+        known = json.loads(found[0]) if found else None
+    whole = {**(known if isinstance(known, dict) else {}), part: json.loads(value)}
+    set_value(db, "settings", key, json.dumps(whole))
+
+
 def fold_orphans(db: Database) -> None:
     """Finish what processes that are gone left unfinished: answers and deletions."""
     sql = "SELECT DISTINCT writer FROM messages WHERE state = 'streaming'"

@@ -7,15 +7,12 @@ read most), on each of the backgrounds it stands on.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
+from textual.app import App
 from textual.color import Color
 from textual.theme import Theme
 
-if TYPE_CHECKING:
-    from textual.app import App
-
-__all__ = ["DARK", "LIGHT", "MONO", "OWN", "choose", "contrast", "names", "register"]
+__all__ = ["DARK", "LIGHT", "MONO", "OWN", "begin_with", "choose", "contrast", "names", "register"]
 
 
 def _variables(colors: Mapping[str, str], **more: str) -> dict[str, str]:
@@ -156,6 +153,23 @@ def register(app: App[object]) -> None:
     """Make the chat's own themes known to ``app``; Textual's are known to it already."""
     for theme in OWN:
         app.register_theme(theme)
+
+
+def begin_with(app: App[object], name: str) -> None:
+    """Choose the theme of a program that does not run yet.
+
+    Assigned, it would have all styles parsed and laid on twice before the first paint. What an
+    assignment does beyond this is about the terminal's own colours, which ``OWN`` do not use.
+    """
+    if app.available_themes[name] not in OWN:
+        app.theme = name
+        return
+    app.set_reactive(App.theme, name)
+    dark = app.current_theme.dark
+    app.set_class(dark, "-dark-mode", update=False)
+    app.set_class(not dark, "-light-mode", update=False)
+    app.set_class(True, f"-theme-{name}", update=False)
+    app.stylesheet.set_variables(app.get_css_variables())
 
 
 def names(app: App[object]) -> list[str]:

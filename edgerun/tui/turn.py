@@ -172,6 +172,8 @@ class Turn:
             self.prompt_tokens = chunk.usage.prompt_tokens or self.prompt_tokens
         if chunk.finish_reason is not None:
             self.message.usage, self.message.timings = chunk.usage, chunk.timings
+            if chunk.finish_reason is FinishReason.LENGTH:
+                self.message.note = _cut(chunk.usage, self._params, self._partner.about)
             self._end(_STATES[chunk.finish_reason])
 
     def _end(self, state: State) -> None:
@@ -256,5 +258,26 @@ def _too_long(error: EdgerunError, about: About | None) -> str:
     if isinstance(error, ContextLengthError):
         n, n_ctx = error.n_prompt_tokens, error.n_ctx
         said = f"the conversation has {n} tokens and the context holds {n_ctx}"
-    larger = "" if about is None or about.where else ", --ctx N loads the model with more of it"
-    return f"{said}: /undo takes the question back, /new starts afresh{larger}"
+    return f"{said}: /undo takes the question back, /new starts afresh{_larger(about)}"
+
+
+def _larger(about: About | None) -> str:
+    """How there would be more context, if there can be."""
+    if about is None or about.where or not about.n_ctx or not about.n_ctx_max:
+        return ""
+    most = about.n_ctx_max
+    return f", --ctx N loads the model with up to {most}" if about.n_ctx < most else ""
+
+
+def _cut(usage: Usage | None, params: SamplingParams, about: About | None) -> str:
+    """Why an answer ends before its end, and the way out; "" = not known."""
+    if usage is None:
+        return ""
+    if params.max_tokens is not None and usage.completion_tokens >= params.max_tokens:
+        return f"Cut short: max_tokens is {params.max_tokens}. > or /continue goes on."
+    if about is None or not about.n_ctx or usage.total_tokens < about.n_ctx - 1:
+        return ""
+    out = f"Cut short: the context of {about.n_ctx} tokens is full. /new starts afresh"
+    if not about.where:
+        out += f"{_larger(about)}, /set context_shift on and /retry drops what is oldest"
+    return f"{out}."

@@ -143,6 +143,7 @@ template <class E> static void attend_tile(const AttnJob& job, int q0, int n) {
   }
   for (int i = 0; i < n; i++) {
     const int q = q0 + i;
+    if (job.sinks) add_sink(job.sinks[job.kv_head * job.group + q % job.group], s.v_dim, t.mt[i], t.lt[i], t.tot + size_t(i) * s.v_dim);
     finish_head(s, t.tot + size_t(i) * s.v_dim, t.lt[i], job.out + q / job.group * job.ld_out + (job.kv_head * job.group + q % job.group) * s.head_dim);
   }
 }
@@ -158,11 +159,13 @@ static void attention(const AttnJob& job) {
   else attention_as<KvFloat<F32>>(job);
 }
 
-static void merge_parts(const KvShape& s, const float* parts, int64_t stride, int n_splits, float* tot, float* out) {
+static void merge_parts(const KvShape& s, const float* parts, int64_t stride, int n_splits, const float* sink, float* tot,
+                        float* out) {
   alignas(64) float lt[16] = {};
   float mt = NEG_INF;
   memset(tot, 0, size_t(s.v_dim) * 4);
   for (int i = 0; i < n_splits; i++, parts += stride) merge(parts[0], parts + 16, parts + 32, s.v_dim, mt, lt, tot);
+  if (sink) add_sink(*sink, s.v_dim, mt, lt, tot);
   finish_head(s, tot, lt, out);
 }
 

@@ -85,6 +85,19 @@ static void merge(float m, const float* l, const float* acc, int v_dim, float& m
   mt = top;
 }
 
+// A score that stands for no token takes its part of the weights: like one more split without values.
+static void add_sink(float sink, int v_dim, float& mt, float* lt, float* tot) {
+  const float top = mt > sink ? mt : sink;
+  alignas(64) float f[16] = {}, one[16] = {};
+  f[0] = mt - top;
+  f[1] = sink - top;
+  store(f, vexp_below_88(load(f)));
+  one[0] = f[1];
+  store(lt, fma(load(lt), splat(f[0]), load(one)));
+  if (f[0] != 1.0f) for (int d = 0; d < v_dim; d += 16) store(tot + d, mul(load(tot + d), splat(f[0])));
+  mt = top;
+}
+
 static void finish(const float* tot, const float* lt, int head_dim, float* out) {
   const v16 r = splat(1.0f / sum16(load(lt)));
   int d = 0;

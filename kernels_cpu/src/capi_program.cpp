@@ -7,7 +7,7 @@
 using namespace er;
 
 // Bumped whenever a struct or signature changes, so that a stale library is noticed at load.
-ER_API int er_abi_version() { return 4; }
+ER_API int er_abi_version() { return 5; }
 
 // The instruction set `name`, or the best one for null or "". Null: not in this build or not on this machine.
 ER_API const void* er_isa(const char* name) { return name && *name ? find_isa(name) : isas()[0]; }

@@ -5,7 +5,7 @@
 using namespace er;
 
 // Rows of a matrix as the file holds them; mirrored in backends/cpu_abi.py. `row` is a multiple of the type's tile rows, and
-// so is n_rows unless it reaches the matrix's end.
+// so is n_rows unless it reaches the end of the matrix, or of one of its experts.
 struct PackPart {
   const Weight* weight;
   const uint8_t* src;
@@ -74,6 +74,11 @@ ER_API void* er_weight_new(const void* isa, int type, int64_t n_rows, int64_t n_
 }
 ER_API void er_weight_free(void* weight) { destroy(static_cast<Weight*>(weight)); }
 ER_API size_t er_weight_bytes(const void* weight) { return static_cast<const Weight*>(weight)->bytes; }
+// Rows of a tile; 0: no kernel for the type.
+ER_API int er_type_tile_rows(const void* isa, int type) {
+  const Linear* l = static_cast<const Isa*>(isa)->linear.find(type);
+  return l ? l->tile_rows : 0;
+}
 ER_API int er_weight_tile_rows(const void* weight) { return static_cast<const Weight*>(weight)->linear->tile_rows; }
 
 // One block of memory for many matrices, so that small ones lie on huge pages too. Null if there is none; free it after them.

@@ -4,6 +4,7 @@
 namespace er {
 namespace {
 constexpr double kLeast = 0.01;  // a draft less likely to be right as a whole is not worth its walk
+constexpr double kMargin = 0.03;  // tokens a draft must promise beyond those of the time it takes; widths.py has it, too
 }
 
 bool Draft::extend(const int32_t* ids, int64_t n) {
@@ -59,7 +60,7 @@ int Draft::propose(const int32_t* given, int n_given, int most, const Price* pri
     text_.follow(candidates, given[i]);
     copy_.walk(text_, place, given[i]);
   }
-  double all = 1, expected = 1, best = 1;  // best: expected tokens for the cost of a step of one
+  double all = 1, expected = 1, best = 1 + kMargin;  // best: expected tokens for the cost of a step of one
   int n = 0, worth = 0;
   for (; n < most; n++) {
     const Guess voted = vote(candidates);

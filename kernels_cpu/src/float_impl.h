@@ -69,11 +69,16 @@ ER_INL v16 gelu(v16 x) {
   return div(x, add(splat(1), vexp(sub(splat(0), u2))));
 }
 
+ER_INL v16 swiglu_oai(v16 gate, v16 up) {
+  const v16 g = vmin(splat(7), gate), u = vmax(splat(-7), vmin(splat(7), up));
+  return mul(div(g, add(splat(1), vexp(mul(splat(-1.702f), g)))), add(u, splat(1)));
+}
+
 static void glu(const float* gate, const float* up, int n, int act, float* out) {
   for (int i = 0; i < n; i += 16) {
     const int m = n - i < 16 ? n - i : 16;
     const v16 g = m == 16 ? load(gate + i) : load_part(gate + i, m), u = m == 16 ? load(up + i) : load_part(up + i, m);
-    const v16 y = mul(act == GLU_SILU ? silu(g) : gelu(g), u);
+    const v16 y = act == GLU_OAI ? swiglu_oai(g, u) : mul(act == GLU_SILU ? silu(g) : gelu(g), u);
     if (m == 16) store(out + i, y);
     else store_part(out + i, y, m);
   }
@@ -98,7 +103,30 @@ static void rope(const float* x, int head_dim, int n_rot, bool interleaved, cons
   for (int i = n_rot; i < head_dim; i++) out[i] = x[i];
 }
 
-static const FloatOps float_ops = {rms_norm, op_add, op_scale, glu, op_softcap, op_top, rope, write_kv, tile_bytes, attention, merge_parts};
+static void softmax(float* x, int n) {
+  const auto part = [&](int i) { return n - i >= 16 ? load(x + i) : within(load_part(x + i, n - i), 0, n - i, splat(NEG_INF)); };
+  v16 top = splat(NEG_INF), sum = splat(0);
+  for (int i = 0; i < n; i += 16) top = vmax(top, part(i));
+  const v16 most = splat(max16(top));
+  for (int i = 0; i < n; i += 16) {
+    v16 e = vexp(sub(part(i), most));
+    if (n - i < 16) e = within(e, 0, n - i, splat(0));
+    sum = add(sum, e);
+    if (n - i < 16) store_part(x + i, e, n - i);
+    else store(x + i, e);
+  }
+  const float total = sum16(sum);
+  for (int i = 0; i < n; i++) x[i] = x[i] / total;
+}
+
+static void add_scaled(const float* x, float s, int n, float* out) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(out + i, fma(load(x + i), splat(s), load(out + i)));
+  if (i < n) store_part(out + i, fma(load_part(x + i, n - i), splat(s), load_part(out + i, n - i)), n - i);
+}
+
+static const FloatOps float_ops = {rms_norm, op_add,   op_scale,   glu,       op_softcap,  op_top, rope,
+                                   write_kv, tile_bytes, attention, merge_parts, softmax,     add_scaled};
 
 }  // namespace ER_ISA
 }  // namespace er

@@ -10,7 +10,8 @@ constexpr int PAGE = 32;         // tokens in a KV page; base.py's PAGE_SIZE
 constexpr int SPLIT_PAGES = 64;  // pages summed before a merge: part of the numeric contract
 constexpr int TILE = 64;         // queries of a KV head that attention takes at a time
 
-enum Glu : int { GLU_SILU = 1, GLU_GELU = 2 };
+// GLU_OAI is gpt-oss's: gate and up are cut off at 7 (gate above only), gate * sigmoid(1.702 gate) * (up + 1).
+enum Glu : int { GLU_SILU = 1, GLU_GELU = 2, GLU_OAI = 3 };
 enum KvType : int { KV_F16 = 0, KV_F32 = 1, KV_Q8_0 = 2, KV_Q4R = 3, N_KV_TYPES = 4 };
 constexpr int MAX_ROTATED = 1024;  // longest head of KV_Q4R
 
@@ -57,6 +58,7 @@ struct AttnJob {
   uint8_t* scratch;          // 64-byte aligned, attn_scratch bytes
   float* parts;              // not null: compute `split` alone and leave it here, part_floats a query, instead of in out
   int split;
+  const float* sinks;        // null, or of each head one more score, that of no token
 };
 
 // What a split leaves of a query: its maximum, then sixteen sums of exponentials, then weighed values.
@@ -77,8 +79,13 @@ struct FloatOps {
   void (*write_kv)(const KvShape& s, uint8_t* page, int kv_head, int t, const float* k, const float* v);
   size_t (*attn_scratch)(int head_dim);
   void (*attention)(const AttnJob& job);
-  // Fold one query's n_splits parts, `stride` floats apart, in order. out: [head_dim]. tot: v_dim floats of scratch.
-  void (*merge_parts)(const KvShape& s, const float* parts, int64_t stride, int n_splits, float* tot, float* out);
+  // Fold one query's n_splits parts, `stride` floats apart, in order, then its head's sink if there is one. out: [head_dim].
+  // tot: v_dim floats of scratch.
+  void (*merge_parts)(const KvShape& s, const float* parts, int64_t stride, int n_splits, const float* sink, float* tot, float* out);
+  // In place; all NaN if some value is NaN or the largest is infinite.
+  void (*softmax)(float* x, int n);
+  // out += s * x, rounded once
+  void (*add_scaled)(const float* x, float s, int n, float* out);
 };
 
 }  // namespace er

@@ -35,6 +35,7 @@ struct Merge { int32_t row, kv_head, q0, q1, part, n_splits; };
 
 struct Job : Step {
   Program* program = nullptr;
+  uint64_t run = 0;  // number of the batch
   BatchView batch = {};
   const float** ropes = nullptr;  // of each table [n_tokens][n_rot], the rows of the batch's positions
   const RopeTable* tables = nullptr;

@@ -5,6 +5,8 @@
 
 namespace er {
 
+constexpr uint64_t BARRIERS = ~uint64_t(0);  // a number that no phase of a relay has
+
 // Few tokens: every thread prepares the input for itself, which is cheaper than another barrier.
 bool Program::inline_prologue(const Instr& in, int n) const { return n == 1 || int64_t(n) * in.pre.width <= INLINE_FLOATS; }
 
@@ -96,7 +98,7 @@ void Program::linear_tiles(const Instr& in, int which, int n, int tile, int tile
   const LinearOut& o = in.outs[which];
   const int r0 = tile * o.weight->linear->tile_rows, rows = tiles * o.weight->linear->tile_rows;
   if (in.epilogue == EPI_GLU) {
-    float* gate = reinterpret_cast<float*>(lane.scratch + glu_at_);
+    float* gate = units(lane);
     float* up = gate + int64_t(n) * rows;
     run_tiles(o, n, tile, tiles, acts, gate, rows, lane);
     run_tiles(in.outs[1], n, tile, tiles, acts, up, rows, lane);
@@ -156,6 +158,7 @@ void Program::attend(const Instr& in, const Job& job, const Item& item, float* o
   a.scratch = lane.scratch;
   a.parts = item.split < 0 ? nullptr : parts;
   a.split = item.split;
+  a.sinks = in.sinks;
   isa_->ops->attention(a);
 }
 
@@ -163,7 +166,7 @@ void Program::merge(const Instr& in, const Merge& m, float* out, int64_t ld_out,
   const int hd = in.head_dim, group = in.n_heads / in.n_kv, n = m.q1 - m.q0;
   for (int q = m.q0; q < m.q1; q++)
     isa_->ops->merge_parts(kv_->layers[in.layer].shape, parts_ + (m.part + q - m.q0) * part_floats(hd), n * part_floats(hd), m.n_splits,
-                           vectors(lane), out + q / group * ld_out + (m.kv_head * group + q % group) * hd);
+                           in.sinks ? in.sinks + m.kv_head * group + q % group : nullptr, vectors(lane), out + q / group * ld_out + (m.kv_head * group + q % group) * hd);
 }
 
 void Program::linear(const Instr& in, const Job& job, int thread) {
@@ -240,6 +243,13 @@ void Program::run_phases(const Job& job, int thread) {
       case OP_GATHER:
         rows([&](int t) { memcpy(token(in.out, t), token(in.pre.a, job.batch.outputs[t]), sizeof(float) * in.pre.width); });
         break;
+      case OP_MOE_UP: case OP_MOE_DOWN:
+        pool_->next_phase(expert_chunks(in, n));
+        lane.group = -1;
+        for (int c; (c = pool_->claim(thread)) >= 0;)
+          if (compute_experts(in, job, BARRIERS, c, lane)) commit_experts(in, job, c, lane);
+        break;
+      case OP_MOE_SUM: rows([&](int t) { sum_experts(in, job, t, token(in.out, t), lane); }); break;
       default: break;
     }
   }

@@ -103,32 +103,35 @@ static size_t max(size_t a, size_t b) { return a > b ? a : b; }
 
 // Sizes grow with the columns from 16 on (act_q8.h), so those of the most columns cover all.
 bool Program::reserve_scratch(int n_tokens, int n_outputs) {
-  size_t kernel = isa_->ops->attn_scratch(max_head_dim_), acts[N_ACTS] = {}, mine = 0, glu = 0;
+  size_t kernel = isa_->ops->attn_scratch(max_head_dim_), acts[N_ACTS] = {}, mine = 0, glu = 0, choice = 0;
   size_t result = max(max_width_, FEW * size_t(max_heads_width_));
   result = max(result, FEW * size_t(max_group_) * size_t(part_floats(max_head_dim_)));
   for (int i = 0; i < n_code_; i++) {
     const Instr& in = code_[i];
-    if (in.op != OP_LINEAR) continue;
-    const int n = in.gathered ? n_outputs : n_tokens, few = INLINE_FLOATS / in.pre.width, own = few > FEW ? few : FEW;
+    if (in.op != OP_LINEAR && !is_moe(in)) continue;
+    const int n = in.gathered ? n_outputs : n_tokens, few = INLINE_FLOATS / in.pre.width, own = is_moe(in) ? n : few > FEW ? few : FEW;
+    const int tiles = is_moe(in) ? max(expert_step(in, 1), expert_step(in, n)) : chunk_tiles(in, FEW + 1);
     size_t rows = 0;
-    for (int o = 0; o < in.n_outs; o++) rows = max(rows, size_t(chunk_tiles(in, FEW + 1)) * in.outs[o].weight->linear->tile_rows);
+    for (int o = 0; o < in.n_outs; o++) rows = max(rows, size_t(tiles) * in.outs[o].weight->linear->tile_rows);
     kernel = max(kernel, isa_->linear.scratch_bytes(in.pre.width, n));
     size_t sum = 0;
     for (int a = 0; a < N_ACTS; a++)
       if (uses_act(in, Act(a))) {
-        acts[a] = max(acts[a], up(isa_->linear.act_bytes(Act(a), in.pre.width, n)));
+        if (!is_moe(in)) acts[a] = max(acts[a], up(isa_->linear.act_bytes(Act(a), in.pre.width, n)));
         sum += up(isa_->linear.act_bytes(Act(a), in.pre.width, own));
       }
     mine = max(mine, sum);
-    result = max(result, FEW * rows);
-    if (in.epilogue == EPI_GLU) glu = max(glu, 2 * n * rows * sizeof(float));
+    if (is_moe(in)) choice = max(choice, choice_bytes(in, n));
+    else result = max(result, FEW * rows);
+    if (in.epilogue == EPI_GLU || is_moe(in)) glu = max(glu, 2 * n * rows * sizeof(float));
   }
   for (int a = 0; a < N_ACTS; a++)
     if (!grow((void**)&act_[a], &act_bytes_[a], acts[a])) return false;
   vectors_at_ = up(kernel);
   private_at_ = vectors_at_ + up(size_t(2) * (max_width_ + 16) * sizeof(float));
   glu_at_ = private_at_ + up(mine);
-  result_at_ = glu_at_ + up(glu);
+  choice_at_ = glu_at_ + up(glu);
+  result_at_ = choice_at_ + up(choice);
   const size_t need = result_at_ + up(result * sizeof(float));
   if (need <= scratch_bytes_) return true;
   for (int i = 0; i < pool_->n_threads(); i++) {
@@ -183,6 +186,7 @@ const char* Program::run(const BatchView& batch, const RopeTable* tables, int n_
   if (!few) pool_->relay().quiesce();  // phases with barriers write what late threads write and read
   Job* job = free_job();
   if (!job || !reserve(batch.n_tokens, batch.n_outputs) || !job->take(batch, tables, n_tables)) return "out of memory";
+  job->run = ++runs_;
   has_best_ = batch.want_best && batch.n_outputs > 0;
   if (has_best_ && !reserve_best(*job)) return "out of memory";
   for (int i = 0; i < n_code_; i++)

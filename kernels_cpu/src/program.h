@@ -15,6 +15,10 @@ enum Op : int32_t {
   OP_ROPE_KV = 3,    // per head: optional norm, rope; k and v into their pages
   OP_ATTENTION = 4,
   OP_GATHER = 5,     // out[i] = a[outputs[i]]
+  // Experts (moe.cpp). A token's results lie side by side, by the rank of its experts.
+  OP_MOE_UP = 6,     // prologue, then gate and up of each expert the token chose
+  OP_MOE_DOWN = 7,   // their second matrices
+  OP_MOE_SUM = 8,    // out = the weighed sum, from the first rank to the last, and the residual
 };
 
 enum Epilogue : int32_t { EPI_NONE = 0, EPI_RESIDUAL = 1, EPI_GLU = 2, EPI_SOFTCAP = 3 };
@@ -59,6 +63,23 @@ struct Instr {
   const float* q_norm;
   const float* k_norm;
   float eps_q, eps_k;
+  const float* sinks;  // of attention: null, or [n_heads]
+  // OP_MOE_*: matrices hold the experts behind one another, each from a tile of its own on; biases [n_experts][n_rows].
+  int32_t router, n_experts, n_used, n_rows;  // buffer of the router's logits; rows of one expert
+  int32_t gating, normalize, moe;             // Gating; which of the pass's layers of experts this is
+  float share_scale;
+};
+
+// Softmax over all experts, or over the chosen ones alone.
+enum Gating : int32_t { GATE_ALL = 0, GATE_CHOSEN = 1 };
+
+// What the tokens of a batch chose, in a thread's own memory. Expert and share are by token and rank; the groups are the
+// experts that somebody chose, ascending, each with its tokens' slots (token * n_used + rank), ascending, too.
+struct Choice {
+  uint64_t run;  // and layer that it belongs to
+  int32_t moe, n_groups;
+  int32_t *expert, *group, *first, *slot;
+  float *share, *logits;
 };
 
 struct KvLayer { KvShape shape; size_t offset; };  // offset of the layer within a page
@@ -100,8 +121,10 @@ class Program {
     uint8_t* scratch;
     uint64_t prepared, number;  // phase whose input is quantized here; phase of `sum` and `value`
     int32_t token;              // their token
+    int32_t group, single;      // of experts: whose input is prepared, and the token if that is the only one
     const float *sum, *value;   // a prologue's two results
     float tops[FEW];            // of a chunk of logits, each output's largest
+    Choice choice;
   };
 
   // program.cpp: memory, checks, the way through a batch
@@ -134,6 +157,19 @@ class Program {
   static int tile_count(const Weight* w);
   static bool uses_act(const Instr& in, Act act);
 
+  // moe.cpp: experts
+  static bool is_moe(const Instr& in) { return in.op == OP_MOE_UP || in.op == OP_MOE_DOWN; }
+  static int expert_tiles(const Instr& in);
+  static int most_groups(const Instr& in, int n) { return n < in.n_experts / in.n_used ? n * in.n_used : in.n_experts; }
+  int expert_step(const Instr& in, int n) const;
+  int expert_chunks(const Instr& in, int n) const;
+  size_t choice_bytes(const Instr& in, int n) const;
+  const Choice& choose(const Instr& in, const Job& job, Lane& lane) const;
+  void prepare_group(const Instr& in, const Choice& choice, int group, uint64_t number, uint8_t** acts, Lane& lane);
+  bool compute_experts(const Instr& in, const Job& job, uint64_t number, int chunk, Lane& lane);
+  void commit_experts(const Instr& in, const Job& job, int chunk, const Lane& lane);
+  void sum_experts(const Instr& in, const Job& job, int t, float* out, Lane& lane) const;
+
   // best.cpp: the largest logit, chunk by chunk while the head is computed
   bool reserve_best(const Job& job);
   bool wants_tops(int buffer, const Job& job) const { return job.batch.want_best && buffer == logits_; }
@@ -152,6 +188,7 @@ class Program {
   const float* token(int buffer, int t) const { return buffers_[buffer] + int64_t(t) * ld_[buffer]; }
   float* token(int buffer, int t) { return buffers_[buffer] + int64_t(t) * ld_[buffer]; }
   float* vectors(const Lane& lane) const { return reinterpret_cast<float*>(lane.scratch + vectors_at_); }
+  float* units(const Lane& lane) const { return reinterpret_cast<float*>(lane.scratch + glu_at_); }
   float* result(const Lane& lane) const { return reinterpret_cast<float*>(lane.scratch + result_at_); }
 
   const Isa* isa_ = nullptr;
@@ -169,12 +206,13 @@ class Program {
   int32_t* best_ = nullptr;
   size_t tops_bytes_ = 0, best_bytes_ = 0;
   bool has_best_ = false;
+  uint64_t runs_ = 0;
   int max_width_ = 0, max_tokens_ = 0, max_outputs_ = 0;
   uint8_t* act_[N_ACTS] = {};
   size_t act_bytes_[N_ACTS] = {};
   Lane* lanes_ = nullptr;
   // Layout of a lane's scratch; kernels have theirs at the start.
-  size_t scratch_bytes_ = 0, vectors_at_ = 0, private_at_ = 0, glu_at_ = 0, result_at_ = 0;
+  size_t scratch_bytes_ = 0, vectors_at_ = 0, private_at_ = 0, glu_at_ = 0, choice_at_ = 0, result_at_ = 0;
   Job* jobs_ = nullptr;
   int n_jobs_ = 0;
   int max_group_ = 1, max_head_dim_ = 16, max_heads_width_ = 0;

@@ -2,6 +2,7 @@
 //
 // Rows are read in blocks of 64. er_sample_scan leaves each block's maximum in bmax, and the
 // selections skip every block whose maximum cannot matter, so after one scan they touch little.
+#include <math.h>
 #include <stdint.h>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -261,6 +262,41 @@ ER_API int64_t er_sample_topk(const float* x, int64_t n, const float* bmax, floa
         vals[i] = x[ids[i]];
     }
     return best.size;
+}
+
+// The whole of the usual chain, for k candidates that are few: top_k, top_p (p), min_p, temperature,
+// and the draw for u, in [0, 1). 1 and 0 are neutral for p and min_p. The id; -1 if there is none
+// to be had, or a value is NaN or +inf. The scratch is that of er_sample_scan and er_sample_topk.
+ER_API int64_t er_sample_usual(const float* x, int64_t n, int64_t k, double p, double min_p,
+                               double temperature, double u, float* bmax, uint64_t* heap,
+                               int32_t* ids, float* vals) {
+    float max;
+    if (run.scan(x, n, bmax, &max) || !(max > -INF && max < INF)) return -1;
+    int64_t m = er_sample_topk(x, n, bmax, max, k, heap, ids, vals);
+    const double best = (double)vals[0];
+    double total = 0.0;
+    if (p < 1.0 && m > 1) {
+        for (int64_t i = 0; i < m; i++) total += exp((double)vals[i] - best);
+        const double bound = p * (1 - 1e-6) * total;  // cut.py's MASS_NOISE
+        double held = 0.0;
+        for (int64_t i = 0; i < m; i++) {
+            held += exp((double)vals[i] - best);
+            if (held >= bound) m = i + 1;
+        }
+    }
+    if (min_p > 0.0) {
+        const double floor = best + log(min_p);
+        while (m > 1 && (double)vals[m - 1] < floor) m--;
+    }
+    const double top = best / temperature;
+    total = 0.0;
+    for (int64_t i = 0; i < m; i++) total += exp((double)vals[i] / temperature - top);
+    double held = 0.0;
+    for (int64_t i = 0; i < m; i++) {
+        held += exp((double)vals[i] / temperature - top);
+        if (held > u * total) return ids[i];
+    }
+    return ids[m - 1];
 }
 
 // DRY's repeats. For every position j of hist[n] let L be the length of the longest common

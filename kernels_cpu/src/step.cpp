@@ -19,6 +19,7 @@ int Program::cut(const Instr& in, const Job& job, Cut& c) const {
     c.step = step < 1 ? 1 : step > in.n_heads ? in.n_heads : step;
     return (all + c.step - 1) / c.step;
   }
+  if (is_moe(in)) return expert_chunks(in, n);
   if (in.op != OP_LINEAR) return n;
   c.step = chunk_tiles(in, n);
   int total = 0;
@@ -32,9 +33,10 @@ int Program::cut(const Instr& in, const Job& job, Cut& c) const {
 // About twice what the dearest chunk of a phase takes on a slow machine: doing it again any sooner would be waste.
 int64_t Program::patience(const Instr& in, const Job& job, const Cut& c, int longest) const {
   int64_t ns = 0;
-  if (in.op == OP_LINEAR) {
+  if (in.op == OP_LINEAR || is_moe(in)) {
     const Weight& w = *in.outs[0].weight;
-    const int64_t bytes = int64_t(c.step) * int64_t(w.linear->tile_bytes(int(w.n_cols))) * (in.epilogue == EPI_GLU ? 2 : 1);
+    const int tiles = is_moe(in) ? expert_step(in, count(in, job)) : c.step;
+    const int64_t bytes = int64_t(tiles) * int64_t(w.linear->tile_bytes(int(w.n_cols))) * (in.epilogue == EPI_GLU ? 2 : 1);
     ns = bytes / 5 * (8 + count(in, job)) / 8;
   } else if (in.op == OP_ATTENTION) {
     int64_t seen = in.window > 0 && in.window < longest ? in.window : longest;
@@ -109,6 +111,8 @@ void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int
   const BatchView& b = job.batch;
   float* out = result(lane);
   if (in.op == OP_LINEAR) return compute_linear(in, job, cut, number, chunk, lane);
+  if (is_moe(in)) return void(compute_experts(in, job, number, chunk, lane));
+  if (in.op == OP_MOE_SUM) return sum_experts(in, job, chunk, out, lane);
   if (in.op == OP_EMBED) return embed_row(in, b.tokens[chunk], out);
   if (in.op == OP_TOKENWISE) return prologue(in.pre, chunk, lane);
   if (in.op == OP_ROPE_KV) {
@@ -168,6 +172,8 @@ void Program::commit(const Job& job, int phase, int chunk, int thread) {
       break;
     }
     case OP_ATTENTION: commit_attention(in, job, cut, chunk, from); break;
+    case OP_MOE_UP: case OP_MOE_DOWN: commit_experts(in, job, chunk, lane); break;
+    case OP_MOE_SUM: copy(token(in.out, chunk), from, in.pre.width); break;
     default: break;
   }
 }

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers.gguf_build import random_model
 
 from edgerun import arch
 from edgerun.arch.base import Architecture, ModelConfig, Params, Source
 from edgerun.errors import GGUFError, UnsupportedModelError
-from edgerun.gguf import Metadata
+from edgerun.gguf import GGUFFile, Metadata
 
 LLAMA: dict[str, Any] = {
     "llama.block_count": 2,
@@ -98,7 +100,6 @@ def test_fewer_tokens_than_rows_is_padding() -> None:
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"llama.expert_count": 8}, "expert"),
         ({"llama.attention.value_length": 4}, "value_length' is 4"),
         ({"llama.rope.scaling.type": "dynamic\x1b"}, r"'dynamic\\x1b'; known: none, linear, yarn"),
         ({"llama.attention.head_count_kv": np.array([2, 4])}, "differs between layers"),
@@ -107,6 +108,28 @@ def test_fewer_tokens_than_rows_is_padding() -> None:
 def test_variants_not_supported_are_named(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedModelError, match=says):
         configure(changes)
+
+
+def test_experts_where_a_family_has_none(tmp_path: Path) -> None:
+    path = random_model(tmp_path / "m.gguf", "qwen2", extra={"qwen2.expert_count": 8})
+    with GGUFFile.open(path) as file, pytest.raises(UnsupportedModelError, match="experts"):
+        arch.configure(arch.get("qwen2"), file)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "'llama.expert_used_count' is missing"),
+        ({"expert_used_count": 0}, "'llama.expert_used_count' is 0"),
+        ({"expert_used_count": 9}, "is 9; it must be at most 'llama.expert_count', which is 8"),
+        ({"expert_used_count": 2, "expert_weights_scale": math.inf}, "expert_weights_scale"),
+        ({"expert_used_count": 2, "expert_weights_norm": "yes"}, "expert_weights_norm"),
+        ({"expert_used_count": 2, "expert_feed_forward_length": 0}, "expert_feed_forward_length"),
+    ],
+)
+def test_bad_experts(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(GGUFError, match=says):
+        configure({"llama.expert_count": 8} | {f"llama.{k}": v for k, v in changes.items()})
 
 
 def test_values_stored_per_layer_may_agree() -> None:
@@ -135,7 +158,7 @@ def test_longrope_needs_the_factors_its_context_asks_for() -> None:
 
 
 def test_unknown_architecture() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"'mamba\\x1b' .*gemma2, gemma3, llama, phi3"):
+    with pytest.raises(UnsupportedModelError, match=r"'mamba\\x1b' .*gpt-oss, llama, .*qwen3moe"):
         arch.get("mamba\x1b")
     for module in ("base", "loader", "", ".", "../llama"):  # not a way to import things
         with pytest.raises(UnsupportedModelError):

@@ -60,7 +60,7 @@ def check_batch_invariance(runner: Runner, n_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "qwen3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "phi3", "qwen3", "qwen3moe", "gpt_oss"])
 def test_batch_invariance(open_runner, name: str, isa: str) -> None:
     runner = open_runner(fixture(name), isa, n_ctx=256, n_pages=128)
     check_batch_invariance(runner, n_tokens=200)

@@ -11,7 +11,14 @@ import pytest
 from helpers import mixed_model
 from helpers.host_device import HostDevice
 from helpers.paths import FIXTURES
-from helpers.runner import Runner, among_others, check_pages, check_window, same_bits
+from helpers.runner import (
+    Runner,
+    among_others,
+    arch_fixtures,
+    check_pages,
+    check_window,
+    same_bits,
+)
 
 from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, without_head
 from edgerun.backends.cpu import CPUBackend
@@ -19,7 +26,7 @@ from edgerun.backends.cuda import CudaBackend
 from edgerun.backends.reference import ReferenceBackend
 from edgerun.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedModelError
 
-ARCHS = sorted(p.stem for p in (FIXTURES / "arch").glob("*.npz"))
+ARCHS = arch_fixtures(CudaBackend)
 F32 = npt.NDArray[np.float32]
 Open = Callable[..., Runner]
 

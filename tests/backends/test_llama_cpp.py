@@ -9,7 +9,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import foreign, golden
-from helpers.gguf_build import I32, U16, Value, random_model, scalar, tensor, write
+from helpers.gguf_build import (
+    GGML_F32,
+    GGML_Q8_0,
+    I32,
+    U16,
+    Value,
+    random_model,
+    scalar,
+    tensor,
+    write,
+)
+from helpers.moe_model import MXFP4, moe_model
+from helpers.paths import FIXTURES
 from helpers.runner import Runner
 
 from edgerun import LLM
@@ -70,6 +82,28 @@ def test_experts(tmp_path: Path, backend: LlamaCppBackend) -> None:
     model = load(foreign.experts(tmp_path / "moe.gguf", dense), backend, 64)
     twin = Runner(dense, ReferenceBackend())
     np.testing.assert_allclose(whole(model, IDS), twin.logits(IDS), atol=NEAR)
+
+
+@pytest.mark.parametrize("name", ["qwen3moe", "olmoe", "mixtral"])
+def test_architectures_with_experts(backend: LlamaCppBackend, name: str) -> None:
+    """The library agrees with the golden logits as far as float16 matrices let it."""
+    path, data = FIXTURES / "arch" / f"{name}.gguf", np.load(FIXTURES / "arch" / f"{name}.npz")
+    found = whole(load(path, backend, 256), data["ids"].tolist())
+    np.testing.assert_allclose(found, data["logits"], atol=4 * NEAR)
+
+
+@pytest.mark.parametrize("arch", ["gpt-oss", "qwen3moe"])
+@pytest.mark.parametrize("kind", [GGML_F32, GGML_Q8_0, MXFP4])
+def test_the_reference_of_experts(
+    tmp_path: Path, backend: LlamaCppBackend, arch: str, kind: int
+) -> None:
+    """gpt-oss without YaRN, whose ramp the library rounds to whole dimensions."""
+    path = moe_model(tmp_path / "m.gguf", arch, kind=kind, n_layer=1, n_ff=64)
+    ids = (IDS * 7)[:70]
+    found = whole(load(path, backend, 128), ids)
+    wanted = Runner(path, ReferenceBackend(), n_ctx=128).logits(ids)
+    near = 5e-3 if kind == GGML_F32 else 0.02 * np.abs(wanted).max()  # inputs become int8
+    np.testing.assert_allclose(found, wanted, atol=near)
 
 
 def test_greedy_ids_of_a_real_model() -> None:
@@ -216,7 +250,7 @@ def test_what_it_cannot_load(tmp_path: Path, backend: LlamaCppBackend) -> None:
     with pytest.raises(ModelFileError, match=r"more\.gguf.*tensor"):
         load(more, backend)
     fine = foreign.internlm2(tmp_path / "fine.gguf")
-    with pytest.raises(BackendError, match="kv_type 'q1'"):
+    with pytest.raises(RequestError, match="KV type 'q1'"):
         load(fine, backend, kv_type="q1")
     with pytest.raises(BackendError, match=r"with kv_type q8_0: .*block size 32"):
         load(fine, backend, 64, "q8_0")

@@ -13,7 +13,7 @@ from gguf import dequantize as judge
 from gguf.constants import GGMLQuantizationType as T
 from helpers import mixed_model
 from helpers.paths import FIXTURES
-from helpers.runner import Runner, check_pages, check_window
+from helpers.runner import Runner, arch_fixtures, check_pages, check_window
 from helpers.weights import gguf_rows
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
@@ -27,7 +27,7 @@ from edgerun.backends.mlx_weights import UNPACKED_ONLY, Affine, load, matrix_byt
 from edgerun.backends.reference import ReferenceBackend  # noqa: E402
 from edgerun.errors import BackendError, OutOfMemoryError, RequestError  # noqa: E402
 
-ARCHS = sorted(p.stem for p in (FIXTURES / "arch").glob("*.npz"))
+ARCHS = arch_fixtures(MLXBackend)
 F32 = npt.NDArray[np.float32]
 TYPES = [
     *(T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K),

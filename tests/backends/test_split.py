@@ -14,7 +14,7 @@ from helpers import gguf_build as gb
 from helpers import mixed_model, scenarios
 from helpers.host_device import HostDevice
 from helpers.paths import FIXTURES
-from helpers.runner import Alone, Runner, among_others, check_pages, same_bits
+from helpers.runner import Alone, Runner, among_others, arch_fixtures, check_pages, same_bits
 
 from edgerun import arch
 from edgerun.backends.base import (
@@ -84,7 +84,7 @@ def test_a_split_computes_what_the_whole_does(name: str) -> None:
         assert runner.kv.front.page_bytes * (layers - n) == runner.kv.back.page_bytes * n
 
 
-@pytest.mark.parametrize("name", ARCHS)
+@pytest.mark.parametrize("name", arch_fixtures(CudaBackend))
 def test_cpu_and_gpu_together(name: str) -> None:
     data = np.load(FIXTURES / "arch" / f"{name}.npz")
     ids, expected = data["ids"].tolist(), data["logits"]

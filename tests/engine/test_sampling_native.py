@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import numpy as np
 import pytest
 
+from edgerun.core import SamplingParams
+from edgerun.engine.sampling import Sampler
 from edgerun.engine.sampling.native import TOP_K_MAX, address, scans
+from edgerun.errors import GenerationError
 
 SIZES = [1, 2, 63, 64, 65, 127, 128, 1000, 4096, 4097, 20_000]
 
@@ -101,3 +107,55 @@ def test_collect(n: int) -> None:
             want = np.flatnonzero((x > -np.inf) & (wide >= low) & (wide <= high))
             np.testing.assert_array_equal(ids, want)
             np.testing.assert_array_equal(vals, x[want])
+
+
+def test_the_usual_chain_in_one_call_is_the_chain() -> None:
+    rng, numbers = random.Random(5), np.random.default_rng(6)
+    for _ in range(400):
+        n = rng.choice((5, 70, 300, 3000))
+        row = (numbers.standard_normal(n) * rng.choice((0.1, 1, 3, 10))).astype(np.float32)
+        if rng.random() < 0.3:
+            row = np.round(row)  # ties
+        if rng.random() < 0.2:
+            row[numbers.random(n) < 0.9] = -np.inf
+            row[n // 2] = 0
+        params = SamplingParams(
+            temperature=rng.choice((0.05, 0.8, 1, 1.7)), top_k=rng.choice((1, 2, 40, n)),
+            top_p=rng.choice((0.0, 0.1, 0.95, 1)), min_p=rng.choice((0, 0.05, 0.5, 1)),
+        )  # fmt: skip
+        sampler = Sampler(params, n, seed=rng.randrange(2**40))
+        assert (sampler._usual is not None) == (params.top_k < n)
+        found = sampler.sample(row).token_id
+        sampler._usual = None
+        assert found == sampler.sample(row).token_id
+
+
+@pytest.mark.parametrize(("value", "text"), [(np.nan, "NaN"), (np.inf, "infinite")])
+def test_the_usual_chain_refuses_what_the_chain_refuses(value: float, text: str) -> None:
+    sampler = Sampler(SamplingParams(), 100, seed=1)
+    assert sampler._usual is not None
+    row = np.zeros(100, np.float32)
+    row[40] = value
+    with pytest.raises(GenerationError, match=text):
+        sampler.sample(row)
+    with pytest.raises(GenerationError, match="no token"):
+        sampler.sample(np.full(100, -np.inf, np.float32))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logprobs": 1},
+        {"typical_p": 0.9},
+        {"min_keep": 2},
+        {"dynatemp_range": 0.5},
+        {"mirostat": 2},
+        {"repeat_penalty": 1.1},
+        {"logit_bias": {1: 2.0}},
+        {"samplers": ("temperature", "top_k")},
+        {"top_k": 0},
+        {"temperature": 0},
+    ],
+)
+def test_what_is_not_usual_takes_the_long_way(change: dict[str, Any]) -> None:
+    assert Sampler(SamplingParams(**change), 100, seed=1)._usual is None

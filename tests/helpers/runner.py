@@ -11,8 +11,20 @@ import numpy.typing as npt
 from edgerun import arch
 from edgerun.backends.base import PAGE_SIZE, Backend, Batch
 from edgerun.gguf import GGUFFile
+from helpers.paths import FIXTURES
 
 F32 = npt.NDArray[np.float32]
+
+
+def arch_fixtures(backend: type[Backend]) -> list[str]:
+    """Names of the fixtures of architectures that ``backend`` has the features for."""
+    found = []
+    for path in sorted((FIXTURES / "arch").glob("*.gguf")):
+        with GGUFFile.open(path) as file:
+            family = arch.get(file.get_str("general.architecture"))
+            if backend.features.issuperset(family.features(arch.configure(family, file))):
+                found.append(path.stem)
+    return found
 
 
 class Tokens:

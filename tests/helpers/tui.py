@@ -9,7 +9,7 @@ from typing import Any
 
 from edgerun.chat import ChatOptions, ToolCallDelta
 from edgerun.core import Chunk, FinishReason, SamplingParams, Timings, Usage
-from edgerun.errors import ClosedError
+from edgerun.errors import ClosedError, ModelNotFoundError
 from edgerun.tui.partner import About, Choice, Live, Partner, Progress
 
 __all__ = ["Endless", "FakePartner", "Gate", "Pause", "Think", "call"]
@@ -65,6 +65,7 @@ class FakePartner(Partner):
         loads, pulls: what was asked for, in order. ``load_script`` and ``pull_script`` hold, by
             target (None = the default; "*" = any other), what is played: (stage, done, total),
             Pause, Gate, or an exception.
+        missing: names of models that there are none of.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class FakePartner(Partner):
         self.asked: list[tuple[list[dict[str, Any]], SamplingParams, ChatOptions]] = []
         self.loads: list[str | None] = []
         self.pulls: list[str] = []
+        self.missing: set[str] = set()
         self.running = self.stopped = 0
         self.closed = False
 
@@ -94,6 +96,10 @@ class FakePartner(Partner):
         await self._play(self.load_script, model, progress, [("load", 1, 1)])
         self.about = self.model if model is None else replace(self.model, model=model)
         return self.about
+
+    async def check(self, model: str) -> None:
+        if model in self.missing:
+            raise ModelNotFoundError(f"no model or file is called {model!r}")
 
     async def pull(self, target: str, progress: Progress) -> None:
         self.pulls.append(target)

@@ -115,9 +115,6 @@ class FakePresets:
     def __init__(self, **presets: str) -> None:
         self.kept = dict(presets)
 
-    def presets(self) -> dict[str, str]:
-        return dict(self.kept)
-
     def put_preset(self, name: str, text: str) -> None:
         self.kept[name] = text
 

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.tui import FakePartner, Gate
+from helpers.tui import Endless, FakePartner, Gate
 from helpers.tui_app import Driver, chat, play
 from textual.screen import ModalScreen
 
@@ -235,6 +235,43 @@ def test_model_and_pull() -> None:
             partner.load_script["broken"] = [DownloadError("cannot fetch it")]
             await d.say("/model broken", wait=False)
             await d.until(lambda: d.notice.startswith("cannot fetch it — "))
+
+    play(go)
+
+
+def test_a_mistyped_model_stops_no_answer() -> None:
+    async def go() -> None:
+        gate = Gate()
+        partner = FakePartner(["half", gate, " and whole"])
+        partner.missing = {"typo"}
+        async with chat(partner=partner) as d:
+            await d.idle()
+            await d.say("question", wait=False)
+            await gate.reached.wait()
+            await d.say("/model typo", wait=False)
+            await d.until(lambda: d.notice == "no model or file is called 'typo'")
+            assert partner.running == 1
+            gate.open()
+            await d.idle()
+            assert d.said[-1] == ("assistant", "half and whole")
+            assert partner.loads == [None]
+
+    play(go)
+
+
+def test_another_model_stops_the_answer_of_the_one_before() -> None:
+    async def go() -> None:
+        partner = FakePartner([Endless("on ")], "yes")
+        async with chat(partner=partner) as d:
+            await d.idle()
+            await d.say("question", wait=False)
+            await d.until(lambda: bool(d.said[1:]) and "on" in d.said[-1][1])
+            await d.say("/model other", wait=False)
+            await d.until(lambda: partner.loads == [None, "other"])
+            await d.idle()
+            assert (partner.running, partner.stopped) == (0, 1)
+            assert d.path[-1].state == "stopped"
+            assert "other" in d.status
 
     play(go)
 

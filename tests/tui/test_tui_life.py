@@ -13,6 +13,7 @@ from textual import events
 
 from edgerun.tui.app import ChatApp, Options
 from edgerun.tui.store import Store
+from edgerun.tui.transcript import Transcript
 
 
 def held() -> list[object]:
@@ -277,7 +278,7 @@ def test_an_answer_that_cannot_be_shown_ends_the_program_with_a_reason(
 
     async def go() -> None:
         app = ChatApp(Options(save=False, question="hello"), lambda: FakePartner())
-        monkeypatch.setattr(app.chat.transcript, "feed", lambda *_: 1 / 0)
+        monkeypatch.setattr(Transcript, "feed", lambda *_: 1 / 0)
         try:
             async with app.run_test() as pilot:
                 while app.failure is None:

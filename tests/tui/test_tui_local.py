@@ -24,6 +24,7 @@ from edgerun.errors import (
     ContextLengthError,
     DownloadError,
     GGUFError,
+    ModelFileError,
     ModelNotFoundError,
 )
 from edgerun.llm import LLM
@@ -79,6 +80,18 @@ def silent(stage: str, done: int, total: int | None) -> None:
     pass
 
 
+def test_a_model_is_looked_for_before_it_is_loaded(models: dict[str, Path]) -> None:
+    async def work(partner: LocalPartner) -> None:
+        await partner.check(str(models["scripted"]))
+        await partner.check("smollm2-135m")  # it can be fetched, and is not
+        for name in ("smollm3-typo", "/no/such.gguf", str(models["scripted"].parent)):
+            with pytest.raises((ModelNotFoundError, ModelFileError)):
+                await partner.check(name)
+        assert partner.about is None
+
+    run(work)
+
+
 def test_a_model_is_loaded_with_progress_and_answers(models: dict[str, Path]) -> None:
     seen: list[tuple[str, int, int | None]] = []
 
@@ -94,6 +107,7 @@ def test_a_model_is_loaded_with_progress_and_answers(models: dict[str, Path]) ->
         about = await partner.load(str(models["scripted"]), progress)
         assert partner.about is about
         assert (about.model, about.n_ctx, about.where) == ("scripted", 512, "")
+        assert about.n_ctx_max == 512
         assert about.backend.startswith("cpu ")
         assert about.size == models["scripted"].stat().st_size
         assert about.fallback is None

@@ -84,6 +84,10 @@ def presets() -> FakePresets:
     return FakePresets(reviewer="You review code.", translator="Translate into German.")
 
 
+def preset_screen(kept: FakePresets, current: str = "") -> PresetScreen:
+    return PresetScreen(kept, kept.kept, current)
+
+
 def test_a_system_prompt_is_picked_by_typing() -> None:
     async def script(app: Stage, pilot: Pilot[Any]) -> None:
         assert "the model's own way" in shown(app)
@@ -94,7 +98,7 @@ def test_a_system_prompt_is_picked_by_typing() -> None:
         await pilot.pause()
         await pilot.press("enter")
 
-    got = on_stage(lambda: PresetScreen(presets()), script)
+    got = on_stage(lambda: preset_screen(presets()), script)
     assert got == [("translator", "Translate into German."), ("", "")]
 
 
@@ -130,7 +134,7 @@ def test_a_system_prompt_is_written_changed_renamed_deleted_and_undeleted() -> N
         await until(pilot, lambda: "System prompts" in shown(app))
         await pilot.press("enter")
 
-    got = on_stage(lambda: PresetScreen(kept, "Answer like a pirate."), script)
+    got = on_stage(lambda: preset_screen(kept, "Answer like a pirate."), script)
     assert got == [Preset("[b]corsair", "Answer like a pirate.!")]
 
 
@@ -141,7 +145,7 @@ def test_no_system_prompts_says_how_to_write_one() -> None:
         await typed(app, pilot, "zzz")
         assert "ctrl+o writes a new one" in shown(app)
 
-    on_stage(lambda: PresetScreen(FakePresets()), script)
+    on_stage(lambda: preset_screen(FakePresets()), script)
 
 
 HELP = [
@@ -286,4 +290,4 @@ def test_every_theme_draws_every_screen(theme: str) -> None:
         await until(pilot, lambda: "temperature" in shown(app))
         assert isinstance(app.focused, Input)
 
-    on_stage(lambda: PresetScreen(presets()), script, theme=theme)
+    on_stage(lambda: preset_screen(presets()), script, theme=theme)

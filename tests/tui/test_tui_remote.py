@@ -164,6 +164,9 @@ def test_models_there_are_choices(server: Endpoint) -> None:
         assert found["random"].n_ctx == 8192
         assert found["small"].source == "server"
         assert found["small"].size
+        await partner.check("small")
+        with pytest.raises(ModelNotFoundError, match="no model 'smal'; it has small"):
+            await partner.check("smal")
         assert (await partner.load("SMALL", silent)).model == "small"
         with pytest.raises(ModelNotFoundError, match="no model 'smal'; it has small"):
             await partner.load("smal", silent)

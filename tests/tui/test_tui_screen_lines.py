@@ -128,6 +128,10 @@ class _Dict:
     def set(self, key: str, value: object) -> None:
         self.values[key] = value
 
+    def set_part(self, key: str, part: str, value: object) -> None:
+        known = self.values.get(key)
+        self.values[key] = {**(known if isinstance(known, dict) else {}), part: value}
+
 
 def test_settings_are_remembered() -> None:
     store = _Dict()
@@ -163,4 +167,4 @@ def test_settings_that_make_no_sense_count_as_never_set() -> None:
     kept.set_model("other")
     assert kept.model() == "other"
     store.values["sampling"] = [1]
-    assert kept.sampling(PLAIN) == PLAIN
+    assert Remembered(store).sampling(PLAIN) == PLAIN

@@ -100,7 +100,7 @@ SCREENS: dict[str, tuple[Callable[[], Screen[Any]], Script]] = {
     "sessions": (sessions, listed),
     "search": (sessions, searching),
     "sampling": (sampling, wrong),
-    "presets": (lambda: PresetScreen(FakePresets(**PROMPTS), PROMPTS["translator"]), down),
+    "presets": (lambda: PresetScreen(FakePresets(**PROMPTS), PROMPTS, PROMPTS["translator"]), down),
     "preset": (lambda: PresetEditor(Preset("rubber duck", PROMPTS["rubber duck"])), nothing),
     "help": (lambda: HelpScreen([KEYS, COMMANDS]), nothing),
     "themes": (ThemeScreen, own),

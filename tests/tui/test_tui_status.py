@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from helpers.tui import FakePartner, Gate
@@ -63,10 +62,10 @@ def test_narrow_screens_leave_out_the_least_important(cells: int, line: str) -> 
 
 
 def test_what_happens_now_stands_first_and_stays() -> None:
-    now = replace(ALL, activity="loading 43 %", share=0.43)
+    now = ALL._replace(activity="loading 43 %", share=0.43)
     assert text(now).startswith("loading 43 % ━━━╸···· · qwen3-0.6b")
     assert text(now, 22) == "loading 43 % ━━━╸····"
-    failed = replace(now, activity="no model", alarm=True, share=None)
+    failed = now._replace(activity="no model", alarm=True, share=None)
     assert parts(failed)[0].style == "alarm"
 
 
@@ -74,13 +73,13 @@ def test_what_happens_now_stands_first_and_stays() -> None:
     ("used", "style"), [(0, "text"), (3071, "text"), (3072, "full"), (3769, "brim"), (9999, "brim")]
 )
 def test_the_gauge_warns(used: int, style: str) -> None:
-    (gauge,) = [p for p in parts(replace(ALL, used=used)) if "4096" in p.text]
+    (gauge,) = [p for p in parts(ALL._replace(used=used)) if "4096" in p.text]
     assert gauge.style == style
     assert len(gauge.text.split()[0]) == 8
 
 
 def test_an_estimate_is_marked() -> None:
-    assert "~1000/4096" in text(replace(ALL, estimate=True))
+    assert "~1000/4096" in text(ALL._replace(estimate=True))
 
 
 def test_nothing_of_a_server_reaches_the_terminal_raw() -> None:

@@ -358,6 +358,20 @@ def test_drafts_settings_and_presets_are_kept(store: Store, path: Path) -> None:
     store.close()
 
 
+def test_parts_of_a_setting_that_two_chats_set_both_stay(store: Store, path: Path) -> None:
+    other = Store(path)
+    store.set_part("models", "", "mine")
+    other.set_part("models", "http://box:1", "theirs")
+    store.set_part("models", "", "mine too")
+    assert store.get("models")[""] == "mine too"
+    assert other.get("models") == {"": "mine too", "http://box:1": "theirs"}
+    store.set("models", "not a mapping")
+    store.set_part("models", "", [1])
+    assert store.get("models") == {"": [1]}
+    other.close()
+    store.close()
+
+
 def test_half_characters_are_no_obstacle(store: Store) -> None:
     c = talk(store, "half \ud83d of one", "and \ude00\0 the other")
     assert [m.text for m in store.open(c.id).path()] == [

@@ -1,16 +1,13 @@
-"""The transcript on a screen: what it shows, what keys and the mouse do, where it scrolls."""
+"""The transcript on a screen: what it shows."""
 
 from __future__ import annotations
 
 import asyncio
-import statistics
-import time
 import unicodedata
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
-from textual.app import App, ComposeResult
+from helpers.tui_transcript import CODE, Rig, answer, run, settle, user
 from textual.geometry import Region
 from textual.pilot import Pilot
 
@@ -19,76 +16,6 @@ from edgerun.core import Usage
 from edgerun.tui.conversation import Attachment, Message
 from edgerun.tui.transcript import Transcript
 from edgerun.tui.transcript.entry import Entry
-
-CODE = "Look:\n\n```python\nprint(1)\n```\n\nor\n\n```sh\nls\n```\n"
-
-
-class Rig(App[None]):
-    """A transcript alone; ``seen`` holds what it posts, ``sent`` what goes to the clipboard."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: list[Any] = []
-        self.sent: list[str] = []
-
-    def compose(self) -> ComposeResult:
-        yield Transcript()
-
-    @property
-    def view(self) -> Transcript:
-        return self.query_one(Transcript)
-
-    def copy_to_clipboard(self, text: str) -> None:
-        self.sent.append(text)
-
-    def on_text_selected(self) -> None:
-        self.view.copy_selection()
-
-    def on_transcript_picked(self, event: Transcript.Picked) -> None:
-        self.seen.append((event.message_id, event.action))
-
-    def on_transcript_copied(self, event: Transcript.Copied) -> None:
-        self.seen.append((event.what, event.problem))
-
-    def screen_rows(self) -> list[str]:
-        """What is in view, from the strips that are drawn."""
-        view = self.view
-        size = view.scrollable_content_region.size
-        return [s.text.rstrip() for s in view.render_lines(Region(0, 0, *size))]
-
-
-def run(
-    test: Callable[[Rig, Transcript, Pilot[None]], Awaitable[None]],
-    size: tuple[int, int] = (60, 12),
-) -> None:
-    async def main() -> None:
-        app = Rig()
-        async with app.run_test(size=size) as pilot:
-            app.view.focus()
-            await test(app, app.view, pilot)
-
-    asyncio.run(main())
-
-
-async def settle(pilot: Pilot[None]) -> None:
-    """Until the next repaint is done."""
-    await pilot.pause(0.06)
-    await pilot.pause()
-
-
-def user(text: str, id: str = "q") -> Message:  # noqa: A002
-    return Message(id, None, "user", text)
-
-
-def answer(text: str = "", id: str = "a", **more: Any) -> Message:  # noqa: A002
-    return Message(id, "q", "assistant", text, model="smollm2", **more)
-
-
-@pytest.fixture(autouse=True)
-def no_tools(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("TMUX", "DISPLAY", "WAYLAND_DISPLAY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr("edgerun.tui.clipboard.tools", lambda env: [])
 
 
 def test_who_says_what() -> None:
@@ -130,13 +57,13 @@ def test_streaming_equals_showing_even_when_resized() -> None:
         view.finish(message)
         await pilot.resize_terminal(50, 12)
         await settle(pilot)
-        streamed = view.text()
+        streamed = app.rows()
         view.show([])
         await settle(pilot)
-        assert view.text() == ""
+        assert app.rows() == ""
         view.show([answer(text)])
         await settle(pilot)
-        assert view.text() == streamed
+        assert app.rows() == streamed
 
     run(test)
 
@@ -176,7 +103,7 @@ def test_nothing_raw_reaches_the_screen() -> None:
         for target in ("a", "t"):
             view.action_fold(target)
         await settle(pilot)
-        rows = view.text()
+        rows = app.rows()
         assert {c for c in rows if unicodedata.category(c) in ("Cc", "Cs")} <= {"\n"}
         assert "\u202e" not in rows
         for text in ("[@click=app.quit]x[/]", "[b + x [/#888888]", "[/]"):
@@ -261,135 +188,6 @@ def test_how_it_ended(state: Any, note: str, row: str) -> None:
     assert entry.row(2)[1].text == row
 
 
-def test_following_the_end() -> None:
-    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
-        view.add(answer(state="streaming"))
-        for i in range(30):
-            view.feed("a", f"line {i}\n\n")
-        await settle(pilot)
-        assert view.following
-        assert "line 29" in app.screen_rows()[-2]
-        await pilot.press("pageup")
-        await pilot.pause(0.4)
-        assert not view.following
-        before = app.screen_rows()
-        assert before[-1].endswith("↓ more · End")
-        view.feed("a", "and more\n\n" * 9)
-        await settle(pilot)
-        assert app.screen_rows() == before, "what is read stays where it is"
-        await pilot.press("end")
-        await settle(pilot)
-        assert view.following
-        assert "and more" in app.screen_rows()[-2]
-        view.feed("a", "the last")
-        await settle(pilot)
-        assert "the last" in app.screen_rows()[-2]
-
-    run(test)
-
-
-def test_a_resize_keeps_the_place() -> None:
-    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
-        text = "\n\n".join(f"Paragraph {i} with some words to fold at its end" for i in range(60))
-        view.show([user("x"), answer(text)])
-        await settle(pilot)
-        view.scroll_to(y=60, animate=False)
-        await settle(pilot)
-        top = next(row for row in app.screen_rows() if "Paragraph" in row)
-        await pilot.resize_terminal(40, 12)
-        await settle(pilot)
-        number = int(top.split()[1])
-        near = [int(r.split()[1]) for r in app.screen_rows() if "Paragraph" in r]
-        assert abs(near[0] - number) < 8
-        view.action_follow()
-        await pilot.resize_terminal(25, 8)
-        await settle(pilot)
-        assert view.following
-        assert view.scroll_offset.y == view.max_scroll_y
-
-    run(test)
-
-
-def test_keys() -> None:
-    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
-        view.show([user("Hello"), answer(CODE, "a"), user("More", "q2"), answer("Yes", "b")])
-        await settle(pilot)
-        await pilot.press("c")
-        assert app.sent == ["Yes"]  # without a cursor: the last
-        await pilot.press("up", "up", "up")
-        assert view.cursor == "a"
-        await settle(pilot)
-        assert sum(row.startswith("▌") for row in app.screen_rows()) == 11
-        await pilot.press("c", "y", "y", "1", "7")
-        assert app.sent[1:] == [CODE, "ls", "print(1)", "print(1)"]
-        await pilot.press("e", "r", "left_square_bracket", "right_square_bracket", ">")
-        actions = ["edit", "retry", "previous", "next", "continue"]
-        assert [x for x in app.seen if x[0] == "a"] == [("a", x) for x in actions]
-        assert ("code block", "there is no code block 7") in app.seen
-        await pilot.press("ctrl+u", "ctrl+u")
-        assert view.scroll_offset.y == 0
-        await pilot.press("ctrl+d")
-        assert view.scroll_offset.y == view.size.height // 2
-        await pilot.press("down", "down", "down", "down")
-        assert view.cursor == "b"
-        await pilot.press("y")
-        assert app.seen[-1] == ("code block", "there is no code block")
-
-    run(test)
-
-
-def test_the_mouse() -> None:
-    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
-        message = answer("one two\nthree", reasoning="hm", state="done")
-        view.show([message], lambda _: (2, 3))
-        await settle(pilot)
-        await pilot.click(Transcript, offset=(12, 0))
-        await pilot.click(Transcript, offset=(17, 0))
-        assert app.seen == [("a", "previous"), ("a", "next")]
-        assert view.cursor == "a"
-        await pilot.click(Transcript, offset=(5, 1))
-        await settle(pilot)
-        assert app.screen_rows()[1:3] == ["▌ ▾ Thought", "▌ hm"]
-        await pilot.mouse_down(Transcript, offset=(6, 4))
-        await pilot.hover(Transcript, offset=(4, 5))
-        await pilot.mouse_up(Transcript, offset=(4, 5))
-        await settle(pilot)
-        assert app.sent == ["two\nthr"]
-        assert ("selection", "") in app.seen
-        await pilot.press("c")
-        assert app.sent == ["two\nthr"] * 2  # what is selected, not the message
-        view.screen.clear_selection()
-        await pilot.press("c")
-        assert app.sent[-1] == "one two\nthree"
-
-    run(test)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("words that are so long that they fold here", None),
-        ("日本語の文章はここで折り返されますけれど", None),
-        ("- item\n- second", "item\nsecond"),
-        ("> quoted", "quoted"),
-        ("```py\nif x:\n    y\n```", "\nif x:\n    y"),
-    ],
-)
-def test_what_is_selected_is_the_text(text: str, expected: str | None) -> None:
-    """Folded lines are whole again; markers, bars and padding stay behind."""
-
-    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
-        view.show([answer(text)])
-        await settle(pilot)
-        assert "日" not in text or view.virtual_size.height > 3
-        view.text_select_all()
-        await settle(pilot)
-        view.copy_selection()
-        assert app.sent == ["\n" + (text if expected is None else expected) + "\n"]
-
-    run(test, (26, 12))
-
-
 def test_wide_rows_fill_the_screen_exactly() -> None:
     async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
         family = "👩\u200d👩\u200d👧"
@@ -402,7 +200,7 @@ def test_wide_rows_fill_the_screen_exactly() -> None:
         await settle(pilot)
         for strip in view.render_lines(Region(0, 0, 22, 30)):
             assert strip.cell_length == 22
-        assert "\u200d" not in {row[-1:] for row in view.text().split("\n")}
+        assert "\u200d" not in {row[-1:] for row in app.rows().split("\n")}
 
     run(test, (23, 30))
 
@@ -412,7 +210,7 @@ def test_themes(theme: str) -> None:
     async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
         view.show([user("x"), answer("# T\n`c` **b**\n```py\nx = 1\n```")])
         await settle(pilot)
-        before = view.text()
+        before = app.rows()
         app.theme = theme
         await settle(pilot)
         styles = {
@@ -421,7 +219,7 @@ def test_themes(theme: str) -> None:
             for text, style, _ in strip
             if style is not None and text.strip()
         }
-        assert view.text() == before
+        assert app.rows() == before
         assert len({c for c, _ in styles}) > 3
         same = [c for c, b in styles if c == b and not (c is None or c.is_default)]
         assert not same, "text in the colour of its ground"
@@ -454,95 +252,14 @@ def test_old_turns_are_not_heard() -> None:
         view.feed("a", " of an old turn")
         view.feed("gone", "nobody")
         await settle(pilot)
-        assert "old" not in view.text()
+        assert "old" not in app.rows()
         message.state = "streaming"  # "continue": the same message goes on
         view.update(message)
         view.feed("a", " and on")
         await settle(pilot)
-        assert "end and on" in view.text()
+        assert "end and on" in app.rows()
 
     run(test)
-
-
-def rows_of(view: Transcript, ids: Sequence[str]) -> list[int]:
-    return [id(view._stack.get(i)) for i in ids]
-
-
-def test_showing_a_branch_keeps_what_is_common() -> None:
-    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
-        view.show([user("x"), answer("long " * 100), user("y", "q2")])
-        await settle(pilot)
-        kept = rows_of(view, ["q", "a"])
-        view.pick("q2")
-        view.show([user("x"), answer("long " * 100), user("z", "q3")], lambda _: (2, 2))
-        await settle(pilot)
-        assert rows_of(view, ["q", "a"]) == kept
-        assert view.cursor is None
-        assert "y" not in view.text()
-        assert "z" in view.text()
-
-    run(test)
-
-
-SOME = "- item with **bold**\n- `code`\n\n|a|b|\n|-|-|\n|1|2|\n\nText of some words.\n\n" * 2 + (
-    "```py\nfor i in range(3):\n    print(i)\n```\n\n1. one\n2. two\n\n"
-)
-
-
-def test_a_chunk_costs_the_same_after_5000_lines() -> None:
-    """In processor time, from the chunk to the rows; benchmarks/chat.py measures the screen too."""
-
-    def median(view: Transcript) -> float:
-        costs = []
-        for at in range(0, 4 * len(SOME), 4):
-            chunk = (SOME * 4)[at : at + 4]
-            began = time.process_time()
-            view.feed("a", chunk)
-            view.paint()
-            costs.append(time.process_time() - began)
-        return statistics.median(costs)
-
-    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
-        view.add(answer(SOME, state="streaming"))
-        await settle(pilot)
-        first = median(view)
-        text = SOME * (5000 // SOME.count("\n") + 1)
-        for at in range(0, len(text), 500):
-            view.feed("a", text[at : at + 500])
-            view.paint()
-        assert view.virtual_size.height > 4500
-        again = min(median(view) for _ in range(2))
-        assert again < 1.5 * first, (first, again)
-
-    run(test, (80, 24))
-
-
-def test_a_long_chat_opens_at_once() -> None:
-    """Rows are made where one looks; the others follow, and nothing moves meanwhile."""
-
-    async def test(app: Rig, view: Transcript, pilot: Pilot[None]) -> None:
-        chat = [answer(f"# Answer {i}\n\n" + SOME * 4, f"a{i}") for i in range(40)]
-        view.show(chat)
-        view.paint()
-        made = sum(bool(e.cells) for e in view._stack.entries)
-        assert made < 10
-        assert app.screen_rows()[-2].endswith("2. two")
-        await settle(pilot)
-        view.pick("a20")
-        await settle(pilot)
-        before = app.screen_rows()
-        assert before[:2] == ["▌ smollm2", "▌ Answer 20"]
-        for _ in range(100):
-            if not view._stack.waiting:
-                break
-            await pilot.pause(0.05)
-            assert app.screen_rows() == before
-        assert all(e.cells for e in view._stack.entries)
-        await pilot.press("home")
-        await pilot.pause(0.5)
-        assert app.screen_rows()[1].endswith("Answer 0")
-
-    run(test, (80, 24))
 
 
 def test_a_long_question_is_folded() -> None:

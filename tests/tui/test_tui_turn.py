@@ -235,17 +235,48 @@ def test_an_error_ends_the_turn_and_keeps_what_came(
     assert store.open(c.id).messages[m.id] == m
 
 
-@pytest.mark.parametrize("where", ["", "http://x:1"])
-def test_a_full_context_says_what_to_do(store: Store, where: str) -> None:
-    error = ContextLengthError(5000, 4096)
-    partner = FakePartner([error], about=About("m", where=where), loaded=True)
+@pytest.mark.parametrize(
+    ("about", "larger"),
+    [
+        (About("m", n_ctx=4096, n_ctx_max=8192), ", --ctx N loads the model with up to 8192"),
+        (About("m", n_ctx=4096, n_ctx_max=4096), ""),  # all that it was trained for
+        (About("m", n_ctx=4096), ""),
+        (About("m", n_ctx=4096, n_ctx_max=8192, where="http://x:1"), ""),  # not ours to load
+    ],
+)
+def test_a_full_context_says_what_to_do(store: Store, about: About, larger: str) -> None:
+    partner = FakePartner([ContextLengthError(5000, 4096)], about=about, loaded=True)
     turn = Turn(asked(), partner, store)
     run(shown(turn))
-    note = turn.message.note
-    assert note.startswith("the conversation has 5000 tokens and the context holds 4096")
-    assert "/undo" in note
-    assert "/new" in note
-    assert ("--ctx" in note) == (not where)
+    assert turn.message.note == (
+        "the conversation has 5000 tokens and the context holds 4096: "
+        f"/undo takes the question back, /new starts afresh{larger}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("usage", "about", "most", "note"),
+    [
+        (Usage(9, 7), None, 7, "Cut short: max_tokens is 7. > or /continue goes on."),
+        (Usage(9, 55), About("m", n_ctx=64, n_ctx_max=64), None,
+         "Cut short: the context of 64 tokens is full. /new starts afresh, "
+         "/set context_shift on and /retry drops what is oldest."),
+        (Usage(9, 55), About("m", n_ctx=64, n_ctx_max=128), None,
+         "Cut short: the context of 64 tokens is full. /new starts afresh, --ctx N loads the model "
+         "with up to 128, /set context_shift on and /retry drops what is oldest."),
+        (Usage(9, 55), About("m", n_ctx=64, where="http://x:1"), 99,
+         "Cut short: the context of 64 tokens is full. /new starts afresh."),
+        (Usage(9, 20), About("m", n_ctx=64), None, ""),  # a server's reasons are its own
+    ],
+)  # fmt: skip
+def test_an_answer_that_is_cut_short_says_why(
+    store: Store, usage: Usage, about: About | None, most: int | None, note: str
+) -> None:
+    script = ["so far", Chunk(finish_reason=FinishReason.LENGTH, usage=usage)]
+    partner = FakePartner(script, about=about, loaded=True)
+    turn = Turn(asked(), partner, store, SamplingParams(max_tokens=most))
+    run(shown(turn))
+    assert (turn.message.state, turn.message.note) == ("length", note)
 
 
 def test_a_context_that_fills_up_ends_with_length(store: Store) -> None:

@@ -22,6 +22,7 @@ _PRIOR = {1: 1.0, 2: 1.1, 4: 1.25, 8: 1.6, 16: 2.6, 32: 4.6, 64: 8.6}
 
 _RATE = 0.05  # a step's weight in the long run
 _CLIP = 0.15  # most that it may say, in units of log time: others use the machine too
+_LEVELS = 15  # steps whose median is the level
 _FRESH = 0.02  # the table is made anew when an entry has moved so far
 
 
@@ -46,7 +47,10 @@ class StepCosts:
         # By knot: the log of what it costs over what was expected, and how often it was seen.
         self._deviation = [0.0] * len(_KNOTS)
         self._seen = [0] * len(_KNOTS)
-        self._levels: deque[float] = deque(maxlen=15)
+        # Of the last steps, and which of them were of one token.
+        self._levels: deque[float] = deque(maxlen=_LEVELS)
+        self._plain: deque[bool] = deque(maxlen=_LEVELS)
+        self._n_plain = 0
         self._built = list(self._deviation)  # as in the table
         self._stale = False
 
@@ -68,7 +72,7 @@ class StepCosts:
 
     def seconds(self, width: int) -> float | None:
         """What a step of ``width`` tokens takes at present; None = nothing was observed yet."""
-        return math.exp(self._level()) * self(width) if self._levels else None
+        return self._level() * self(width) if self._levels else None
 
     def _level(self) -> float:
         return sorted(self._levels)[len(self._levels) // 2]
@@ -77,12 +81,19 @@ class StepCosts:
         """A step of ``width`` tokens, all with logits, took so long."""
         if not self._learn or not 1 <= width <= _WIDEST or seconds <= 0.0:
             return
-        level = math.log(seconds / self._costs[width])
-        if len(self._levels) >= 3:
-            self._shift(width, level - self._level())
-        self._levels.append(level)
-        if self._stale:
-            self._build()
+        level = seconds / self._costs[width]
+        levels, plain = self._levels, self._plain
+        # Where such steps make the level, one of one token says nothing of how widths compare.
+        if width > 1 or self._n_plain <= _LEVELS // 2:
+            if len(levels) >= 3:
+                self._shift(width, math.log(level / self._level()))
+            if self._stale:
+                self._build()
+        if len(plain) == _LEVELS:
+            self._n_plain -= plain[0]
+        levels.append(level)
+        plain.append(width == 1)
+        self._n_plain += width == 1
 
     def _shift(self, width: int, off: float) -> None:
         """Move what the width's cost hangs on, so that it comes closer to what was seen."""

@@ -8,7 +8,11 @@ from typing import NamedTuple
 
 from edgerun.engine.draft_source import Draft
 
-__all__ = ["Share", "share"]
+__all__ = ["MARGIN", "Share", "share"]
+
+#: Tokens that drafts must promise beyond those of the time they take, or there are none: what a
+#: step costs is not known better. ``kernels_cpu/src/draft.cpp`` has it, too.
+MARGIN = 0.03
 
 
 class Share(NamedTuple):
@@ -19,7 +23,8 @@ class Share(NamedTuple):
 
 
 def share(drafts: Sequence[Draft], n_base: int, cost: Callable[[int], float]) -> list[Share]:
-    """The lengths with the most expected tokens a second.
+    """The lengths with the most expected tokens a second; all 0 if those are hardly more than
+    without drafts.
 
     Tokens are taken in order of their chance to be reached and right, whatever row they are of:
     for any total no other choice expects more. Each is charged to its row, and a row at the end
@@ -36,7 +41,7 @@ def share(drafts: Sequence[Draft], n_base: int, cost: Callable[[int], float]) ->
     queue = _queue(drafts)
     plain, here = cost(len(drafts)), cost(n_base)
     unit = plain / len(drafts)
-    spent, expected, best, n_best = plain, float(len(drafts)), len(drafts) / plain, 0
+    spent, expected, best, n_best = plain, float(len(drafts)), (len(drafts) + MARGIN) / plain, 0
     charges = [0.0] * len(drafts)
     allowances = [inf if d.account is None else d.account.allowance for d in drafts]
     stopped = [False] * len(drafts)
@@ -80,7 +85,8 @@ def _alone(draft: Draft, n_base: int, cost: Callable[[int], float]) -> Share:
     """:func:`share` for one row, in a quarter of the time."""
     allowance = inf if draft.account is None else draft.account.allowance
     here, unit = cost(n_base), cost(1)
-    path = expected = best = spent = 1.0
+    path = expected = spent = 1.0
+    best = 1.0 + MARGIN
     length, charge, left = 0, 0.0, len(draft.probs)
     for k, p in enumerate(draft.probs, 1):
         path *= p

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edgerun.core import SamplingParams
 from edgerun.engine.sampling.dense import Pool
+from edgerun.engine.sampling.sparse import COLDEST
 
-__all__ = ["Stage", "truncation"]
+__all__ = ["Stage", "Usual", "truncation", "usual"]
 
 #: (pool, XTC's coin for this token) -> pool
 Stage = Callable[[Pool, float], Pool]
+
+
+#: k, top_p, min_p and temperature of :meth:`~edgerun.engine.sampling.native.Scans.usual`.
+Usual = tuple[int, float, float, float]
+_FEW = 256  # candidates that are quickly weighed one by one
+_USUAL = ("top_k", "top_p", "min_p", "temperature")
+
+
+def usual(steps: Sequence[str], p: SamplingParams, n_vocab: int) -> Usual | None:
+    """What one native call needs that does all of ``steps``; None if it cannot.
+
+    ``steps`` are the names of those that do something, in order.
+    """
+    plain = p.temperature > 0.0 and p.dynatemp_range <= 0.0 and p.min_keep <= 1 and p.mirostat == 0
+    few = "top_k" in steps and p.top_k <= min(_FEW, n_vocab - 1)
+    if not plain or not few or list(steps) != [s for s in _USUAL if s in steps]:
+        return None
+    return p.top_k, min(p.top_p, 1.0), max(p.min_p, 0.0), max(p.temperature, COLDEST)
 
 
 def truncation(name: str, p: SamplingParams) -> Stage | None:

@@ -16,11 +16,10 @@ import numpy as np
 from edgerun.engine.sampling.constraint import Bits
 from edgerun.engine.sampling.cut import MASS_NOISE, lightest
 from edgerun.engine.sampling.native import F32, F64, I32, TOP_K_MAX, Scans, address
-from edgerun.engine.sampling.sparse import Adjust, Sparse, check, dynamic_temperature
+from edgerun.engine.sampling.sparse import COLDEST, Adjust, Sparse, check, dynamic_temperature
 
 __all__ = ["Dense", "Pool"]
 
-_COLDEST = 1e-20
 _FEW = 2048  # so many candidates are cheaper to list than to mask the others
 
 
@@ -115,7 +114,7 @@ class Dense:
         """Logits over ``t``; 0 or less leaves the likeliest."""
         if t <= 0.0:
             return self.greedy()
-        self._scale /= max(t, _COLDEST)
+        self._scale /= max(t, COLDEST)
         return self
 
     def dynatemp(self, temperature: float, reach: float, exponent: float) -> Dense | Sparse:

@@ -10,12 +10,12 @@ import numpy as np
 
 from edgerun.core import SamplingParams
 from edgerun.engine.sampling import rng
-from edgerun.engine.sampling.chain import Stage, truncation
+from edgerun.engine.sampling.chain import Stage, truncation, usual
 from edgerun.engine.sampling.constraint import TokenConstraint, unpack
 from edgerun.engine.sampling.dense import Dense, Pool
 from edgerun.engine.sampling.dry import Dry
 from edgerun.engine.sampling.mirostat import Mirostat
-from edgerun.engine.sampling.native import F32, F64, I32, scans
+from edgerun.engine.sampling.native import F32, F64, I32, address, scans
 from edgerun.engine.sampling.penalties import Bias, Penalties
 from edgerun.errors import RequestError
 
@@ -98,6 +98,8 @@ class Sampler:
         self._stages: list[Stage] = [stage for _, stage in stages if stage is not None]
         #: The names of the steps that do something, in order; ``bias`` is the first.
         self.steps = tuple(name for name, stage in stages if stage is not None)
+        alone = constraint is None and params.logprobs is None
+        self._usual = usual(self.steps, params, n_vocab) if alone else None
         scans(n_vocab)  # fail now, not at the first token, if the library is missing
 
     def _stage(self, name: str, params: SamplingParams) -> Stage | None:
@@ -155,6 +157,11 @@ class Sampler:
         ):
             return Sampled(best)
         row = self._row(logits() if callable(logits) else logits)
+        if self._usual is not None:
+            u = rng.draws(self._seed, self._position, self._stream)[0]
+            found = scans(self._n_vocab).usual(address(row), *self._usual, u)
+            if found >= 0:  # else what follows says why
+                return Sampled(found)
         pool = Dense(row, scans(self._n_vocab))
         if self._logprobs is None:
             return Sampled(self._choose(pool))

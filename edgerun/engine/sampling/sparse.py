@@ -11,13 +11,14 @@ from edgerun.engine.sampling.cut import MASS_NOISE, lightest, ranking
 from edgerun.engine.sampling.native import F64, I32
 from edgerun.errors import GenerationError
 
-__all__ = ["Adjust", "Sparse", "check", "dynamic_temperature"]
+__all__ = ["COLDEST", "Adjust", "Sparse", "check", "dynamic_temperature"]
 
 #: New logits for some tokens: (their logits, where they stand in the ids given) -> logits.
 Adjust = Callable[[F64, "np.ndarray | slice"], F64]
 
 _SMALL = 2048  # up to here sorting is quicker than avoiding it
-_COLDEST = 1e-20  # below this 1 / t overflows; no two logits of a model are that close
+#: Below this 1 / t overflows; no two logits of a model are that close.
+COLDEST = 1e-20
 
 
 def dynamic_temperature(
@@ -104,7 +105,7 @@ class Sparse:
         """Logits over ``t``; 0 or less leaves the likeliest."""
         if t <= 0.0:
             return self.greedy()
-        return Sparse(self.ids, self.logits / max(t, _COLDEST), is_sorted=self.is_sorted)
+        return Sparse(self.ids, self.logits / max(t, COLDEST), is_sorted=self.is_sorted)
 
     def dynatemp(self, temperature: float, reach: float, exponent: float) -> Sparse:
         """Temperature by the entropy of what is left: see :func:`dynamic_temperature`."""

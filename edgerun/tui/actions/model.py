@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from edgerun.errors import RequestError, printable
+from edgerun.errors import EdgerunError, RequestError, printable
 from edgerun.tui.actions.base import Base
 from edgerun.tui.text import one_line
 
@@ -36,12 +37,20 @@ class ModelActions(Base):
         )
 
     def change_model(self, target: str) -> None:
-        """Once the turn, which is stopped, has ended."""
-
-        def go() -> None:
+        """Once the turn, which is stopped, has ended. A name that means nothing stops none."""
+        if self.talk.busy:
+            self.app.run_worker(self._change_model(target), group="model", exclusive=True)
+        else:  # then loading says so
             self.talk.keeper.load(target)
 
-        self.talk.when_stopped(go)
+    async def _change_model(self, target: str) -> None:
+        keeper = self.talk.keeper
+        try:
+            await keeper.partner.check(target)
+        except EdgerunError as e:
+            self.tell(printable(e, 400), bad=True)
+        else:
+            self.talk.when_stopped(lambda: keeper.load(target))
 
     @property
     def pulls(self) -> Pulls:
@@ -102,10 +111,14 @@ class ModelActions(Base):
         if rest:
             self._system("" if rest in ("-", "none") else rest)
             return
+        self.app.run_worker(self._pick_system(), group="presets", exclusive=True)
+
+    async def _pick_system(self) -> None:
         from edgerun.tui.screens.presets import PresetScreen
 
+        known = await asyncio.to_thread(self.store.presets)
         self.app.push_screen(
-            PresetScreen(self.store, self.chat.system),
+            PresetScreen(self.store, known, self.chat.system),
             lambda preset: self._system(preset.text) if preset else None,
         )
 

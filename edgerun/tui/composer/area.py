@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -50,19 +49,21 @@ class Area(TextArea):
         Binding("alt+right", "cursor_word_right", show=False),
     ]  # fmt: skip
 
-    @dataclass
     class Submitted(Message):
         """``text`` is to be sent; the draft is empty now. ``shown`` has long pastes folded: what
         looks like a file's name in them is none."""
 
-        text: str
-        shown: str
+        def __init__(self, text: str, shown: str) -> None:
+            super().__init__()
+            self.text = text
+            self.shown = shown
 
-    @dataclass
     class Edge(Message):
         """A key that has nothing to do here: Tab, Enter and up without text."""
 
-        key: str
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
 
     def __init__(self, placeholder: str = "", id: str | None = None) -> None:  # noqa: A002
         super().__init__(

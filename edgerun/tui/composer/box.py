@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from textual import events, on
 from textual.app import ComposeResult
@@ -18,9 +18,11 @@ from edgerun.tui.composer.area import Area
 from edgerun.tui.composer.chips import Chip, Chips
 from edgerun.tui.composer.complete import Item, Wanted, commands_for, values_for, wanted
 from edgerun.tui.composer.popup import Popup
-from edgerun.tui.conversation import Attachment
 from edgerun.tui.status import bytes_text, count_text
 from edgerun.tui.text import width
+
+if TYPE_CHECKING:
+    from edgerun.tui.conversation import Attachment
 
 __all__ = ["Composer"]
 
@@ -55,22 +57,23 @@ class Composer(Vertical):
     }
     """
 
-    @dataclass
     class Submitted(Message):
         """A question, or a command; ``attachments`` are the files that it names."""
 
-        text: str
-        attachments: tuple[Attachment, ...]
+        def __init__(self, text: str, attachments: tuple[Attachment, ...]) -> None:
+            super().__init__()
+            self.text = text
+            self.attachments = attachments
 
-    @dataclass
     class Changed(Message):
         """The text is another one now."""
 
-    @dataclass
     class Refused(Message):
         """Nothing was sent, because of a file."""
 
-        why: str
+        def __init__(self, why: str) -> None:
+            super().__init__()
+            self.why = why
 
     def __init__(
         self,
@@ -96,6 +99,7 @@ class Composer(Vertical):
         self._quiet: Timer | None = None
 
     def compose(self) -> ComposeResult:
+        self.area.placeholder = fitting(self._hints, self.app.size.width - 4)
         yield self.popup
         yield self.chips
         yield self.area
@@ -282,6 +286,8 @@ class Composer(Vertical):
             self.run_worker(self._send(event.text, event.shown), group="send")
 
     async def _send(self, text: str, shown: str) -> None:
+        from edgerun.tui.conversation import Attachment
+
         found = await asyncio.to_thread(_read_all, shown, self.base)
         refused = next((f for f in found if f.refusal), None)
         if refused is None:

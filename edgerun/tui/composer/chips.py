@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from rich.segment import Segment
 from rich.style import Style
@@ -18,8 +17,7 @@ from edgerun.tui.text import fit, one_line, width
 __all__ = ["Chip", "Chips"]
 
 
-@dataclass(frozen=True)
-class Chip:
+class Chip(NamedTuple):
     """``kind``: ``file``, ``bad`` (a file that is refused), ``queued``, ``note``. ``key``: what a
     click on its cross takes away; "" = it has none."""
 
@@ -45,9 +43,10 @@ class Chips(Widget):
     }
     """
 
-    @dataclass
     class Removed(Message):
-        key: str
+        def __init__(self, key: str) -> None:
+            super().__init__()
+            self.key = key
 
     def __init__(self) -> None:
         super().__init__()

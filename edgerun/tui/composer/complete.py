@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgerun.tui.commands import COMMANDS, Command, find
 
 __all__ = ["Item", "Offer", "Wanted", "commands_for", "values_for", "wanted"]
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(NamedTuple):
     """``insert`` takes the place of what was typed; ``label`` and ``detail`` are shown. ``open``:
     more can be completed behind it."""
 
@@ -22,8 +21,7 @@ class Item:
     open: bool = False
 
 
-@dataclass(frozen=True)
-class Wanted:
+class Wanted(NamedTuple):
     """What is being typed: a ``kind`` (``command``, ``value`` or ``file``), its ``text`` so far,
     and where in the line it stands. ``command`` is whose value it is."""
 

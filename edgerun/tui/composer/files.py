@@ -8,8 +8,8 @@ import re
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ["MAX_BYTES", "Found", "Listing", "Mention", "expand", "mentions", "quoted", "read"]
 
@@ -25,8 +25,7 @@ _SKIPPED = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Mention:
+class Mention(NamedTuple):
     """``@path`` in a text, at ``start`` to ``end``."""
 
     path: str
@@ -34,8 +33,7 @@ class Mention:
     end: int
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """A file that was named: its ``text``, or why it is refused. ``path`` as the user wrote it,
     ``size`` in bytes."""
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.segment import Segment
 from textual import events
@@ -12,8 +11,10 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from edgerun.tui.composer.complete import Item
 from edgerun.tui.text import fit, one_line, width
+
+if TYPE_CHECKING:
+    from edgerun.tui.composer.complete import Item
 
 __all__ = ["Popup"]
 
@@ -39,11 +40,12 @@ class Popup(Widget):
     }
     """
 
-    @dataclass
     class Chosen(Message):
         """A row was clicked."""
 
-        item: Item
+        def __init__(self, item: Item) -> None:
+            super().__init__()
+            self.item = item
 
     def __init__(self) -> None:
         super().__init__()

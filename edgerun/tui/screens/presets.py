@@ -23,7 +23,6 @@ _NONE, _CURRENT = " none", " current"
 class Presets(Protocol):
     """What this screen needs of :class:`~edgerun.tui.store.Store`."""
 
-    def presets(self) -> Mapping[str, str]: ...
     def put_preset(self, name: str, text: str) -> None: ...
     def delete_preset(self, name: str) -> None: ...
 
@@ -40,6 +39,7 @@ class PresetScreen(ListPanel[Preset]):
 
     Args:
         presets: where they are kept.
+        known: those that are there, by name.
         current: the system prompt in use.
     """
 
@@ -59,10 +59,10 @@ class PresetScreen(ListPanel[Preset]):
         Binding("ctrl+z", "restore", "bring a deleted one back", show=False, priority=True),
     ]
 
-    def __init__(self, presets: Presets, current: str = "") -> None:
+    def __init__(self, presets: Presets, known: Mapping[str, str], current: str = "") -> None:
         super().__init__()
         self._presets, self._current = presets, current
-        self._known: dict[str, str] = dict(presets.presets())
+        self._known: dict[str, str] = dict(known)
         self._deleted: list[Preset] = []
 
     def on_mount(self) -> None:

@@ -94,11 +94,6 @@ Canvas {{
         """Text can be selected with the mouse."""
         return True
 
-    def text(self) -> str:
-        """All rows, as they are shown; for tests."""
-        self._finish()
-        return "\n".join(self._stack.row(y)[2].text for y in range(self._stack.height))
-
     @property
     def _columns(self) -> int:
         """Of the view, without the scrollbar."""

@@ -1,0 +1,130 @@
+"""Small models of experts with random weights, of any matrix type."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from helpers.gguf_build import (
+    FIRST_PIECE_ID,
+    GGML_F32,
+    K_QUANTS,
+    Tensor,
+    k_quants,
+    spm_vocab,
+    tensor,
+    write,
+)
+
+PIECES = tuple(" etaoinshrdlu")
+MXFP4 = 39
+
+
+def mxfp4(name: str, rows: int, cols: int, rng: np.random.Generator) -> Tensor:
+    """Random codes under scales that make weights of 0.05 or so."""
+    blocks = rng.integers(0, 256, (rows, cols // 32, 17), dtype=np.uint8)
+    blocks[..., 0] = rng.integers(120, 123, blocks.shape[:2])
+    return Tensor(name, (rows, cols), blocks.tobytes(), MXFP4)
+
+
+def matrix(name: str, shape: Sequence[int], kind: int, rng: np.random.Generator) -> Tensor:
+    """Normal weights of 0.3 over the root of the columns, as far as ``kind`` can have them."""
+    rows, cols = int(np.prod(shape[:-1])), shape[-1]
+    if kind == MXFP4:
+        made = mxfp4(name, rows, cols, rng)
+    elif kind in K_QUANTS:
+        made = k_quants(name, rows, cols, kind, rng)
+    else:
+        made = tensor(name, rng.normal(0, cols**-0.5, (rows, cols)), kind)
+    return Tensor(name, tuple(shape), made.data, kind)
+
+
+def moe_model(
+    path: Path,
+    arch: str = "qwen3moe",
+    *,
+    seed: int = 0,
+    kind: int = GGML_F32,
+    down: int | None = None,
+    n_embd: int = 64,
+    n_ff: int = 32,
+    n_experts: int = 8,
+    n_used: int = 3,
+    n_layer: int = 2,
+    n_head: int = 4,
+    n_kv: int = 2,
+    head_dim: int = 16,
+    n_ctx: int = 512,
+    extra: dict[str, Any] | None = None,
+    spoil: dict[str, Any] | None = None,
+) -> Path:
+    """``arch`` is qwen3moe or gpt-oss. ``kind`` is the type of the experts, ``down`` of their
+    second matrix if it has another; attention and router are F32. ``spoil`` maps names of F32
+    tensors to other values."""
+    rng = np.random.default_rng(seed)
+    oss = arch == "gpt-oss"
+    n_vocab = FIRST_PIECE_ID + len(PIECES)
+    n_vocab += -n_vocab % 32
+    q, kv = n_head * head_dim, n_kv * head_dim
+    made: list[Tensor] = []
+
+    def add(name: str, *shape: int, type_: int = GGML_F32) -> None:
+        if spoil is not None and name in spoil:
+            made.append(tensor(name, np.broadcast_to(spoil[name], shape)))
+        elif name.endswith("norm.weight"):
+            made.append(tensor(name, rng.uniform(0.5, 1.5, shape)))
+        elif name.endswith("bias") or "sinks" in name:
+            made.append(tensor(name, rng.normal(0, 0.5, shape)))
+        else:
+            made.append(matrix(name, shape, type_, rng))
+
+    add("token_embd.weight", n_vocab, n_embd)
+    for i in range(n_layer):
+        b = f"blk.{i}."
+        for part, n_out, n_in in (
+            ("attn_q", q, n_embd), ("attn_k", kv, n_embd), ("attn_v", kv, n_embd),
+            ("attn_output", n_embd, q), ("ffn_gate_inp", n_experts, n_embd),
+        ):  # fmt: skip
+            add(f"{b}{part}.weight", n_out, n_in)
+            if oss:
+                add(f"{b}{part}.bias", n_out)
+        for part, n_out, n_in in (
+            ("gate", n_ff, n_embd), ("up", n_ff, n_embd), ("down", n_embd, n_ff),
+        ):  # fmt: skip
+            type_ = down if part == "down" and down is not None else kind
+            add(f"{b}ffn_{part}_exps.weight", n_experts, n_out, n_in, type_=type_)
+            if oss:
+                add(f"{b}ffn_{part}_exps.bias", n_experts, n_out)
+        add(b + "attn_norm.weight", n_embd)
+        add(b + ("post_attention_norm.weight" if oss else "ffn_norm.weight"), n_embd)
+        if oss:
+            add(b + "attn_sinks.weight", n_head)
+        else:
+            add(b + "attn_q_norm.weight", head_dim)
+            add(b + "attn_k_norm.weight", head_dim)
+    add("output_norm.weight", n_embd)
+    add("output.weight", n_vocab, n_embd)
+    meta: dict[str, Any] = {
+        "general.architecture": arch,
+        "general.name": "tiny experts",
+        f"{arch}.context_length": n_ctx,
+        f"{arch}.embedding_length": n_embd,
+        f"{arch}.block_count": n_layer,
+        f"{arch}.feed_forward_length": n_ff,
+        f"{arch}.expert_feed_forward_length": n_ff,
+        f"{arch}.expert_count": n_experts,
+        f"{arch}.expert_used_count": n_used,
+        f"{arch}.attention.head_count": n_head,
+        f"{arch}.attention.head_count_kv": n_kv,
+        f"{arch}.attention.key_length": head_dim,
+        f"{arch}.attention.value_length": head_dim,
+        f"{arch}.attention.layer_norm_rms_epsilon": 1e-5,
+        f"{arch}.attention.sliding_window": 32,
+        f"{arch}.rope.freq_base": 10000.0,
+    }
+    if not oss:
+        del meta[f"{arch}.attention.sliding_window"]
+    return write(path, meta | spm_vocab(PIECES, pad_to=32) | (extra or {}), made)
