@@ -12,11 +12,12 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast, overload
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from edgerun.backends.program import Program, Rows, Started
 from edgerun.backends.specs import Activation, Attention, Experts, ExpertWeights, KVLayer, Rope
 from edgerun.backends.swap import SwapSpace
 from edgerun.errors import BackendError
@@ -42,6 +43,7 @@ __all__ = [
     "Role",
     "Rope",
     "Rows",
+    "Started",
     "Taken",
     "Tensor",
     "Weight",
@@ -97,7 +99,7 @@ class Batch:
     decode and a draft verification are the same thing.
 
     Attributes:
-        tokens: int32 [n_tokens], rows one after another.
+        tokens: int32 [n_tokens], rows one after another. ``-1 - j`` is for :meth:`Program.start`.
         positions: int32 [n_tokens], each token's position for rope.
         row_start: int32 [n_rows + 1], row r owns tokens ``row_start[r]:row_start[r + 1]``.
         n_past: int32 [n_rows], tokens of the row's sequence already in its pages.
@@ -105,6 +107,7 @@ class Batch:
             ``n_past`` and the new tokens.
         outputs: int32 [n_outputs], ascending indexes into ``tokens`` whose logits are wanted.
         want_best: whether :attr:`Program.best` is wanted as well.
+        given: what :meth:`Ops.given` gives, float32 [n_tokens, width].
     """
 
     tokens: I32
@@ -114,6 +117,7 @@ class Batch:
     pages: I32
     outputs: I32
     want_best: bool = False
+    given: F32 | None = None
 
     @property
     def n_tokens(self) -> int:
@@ -174,6 +178,10 @@ class Ops(Protocol):
 
     def embed(self, weight: Weight, scale: float = 1.0) -> Tensor:
         """Rows of ``weight`` [n_vocab, n_embd] for the batch's tokens, times ``scale``."""
+        ...
+
+    def given(self, width: int) -> Tensor:
+        """``batch.given``: in place of an embedding, what another backend has computed."""
         ...
 
     def linear(
@@ -285,37 +293,6 @@ class KVPool(abc.ABC):
         return None
 
 
-class Rows(Protocol):
-    """Logits that may still lie on a device: a slice is of the same kind, a row is an array."""
-
-    @overload
-    def __getitem__(self, at: int) -> F32: ...
-    @overload
-    def __getitem__(self, at: slice) -> Rows: ...
-
-
-class Program(abc.ABC):
-    """A forward pass bound to weights and a KV pool."""
-
-    n_vocab: int
-    #: After a run whose batch asked for it: int32 [n_outputs], the id with the largest logit, the
-    #: lowest of equals, -1 where some logit is not finite. ``None`` if the backend leaves it out.
-    best: I32 | None = None
-
-    def width(self, most: int) -> int:
-        """How many of ``most`` tokens a step had better compute: fewer where it gets dearer by more
-        than the further ones are worth."""
-        return most
-
-    @abc.abstractmethod
-    def run(self, batch: Batch) -> F32:
-        """Run one step; returns logits float32 [n_outputs, n_vocab], valid until the next run.
-
-        For a batch that wants the best ids, they may be :class:`Rows` that are fetched only when
-        a row is asked for.
-        """
-
-
 class Backend(abc.ABC):
     """A place where tensors live and programs run. Not thread-safe: one engine thread drives it."""
 
@@ -325,6 +302,8 @@ class Backend(abc.ABC):
     #: Whether a row's logits have the same bits whatever else is in the batch and however many
     #: tokens the row has: then drafts cannot change a text.
     batch_invariant: bool = False
+    #: Whether it has memory of its own, and may run a model's last layers alone: see :mod:`.split`.
+    partial: bool = False
     #: Of the :data:`Feature`s that only some models need, those it has.
     features: frozenset[Feature] = frozenset()
 

@@ -10,8 +10,9 @@ from edgerun.errors import BackendError, RequestError
 __all__ = ["check"]
 
 
-def check(batch: base.Batch, n_vocab: int, n_ctx: int, n_pool: int) -> None:
-    """Refuse a batch that kernels would read or write out of bounds with.
+def check(batch: base.Batch, n_vocab: int, n_ctx: int, n_pool: int, n_named: int = 0) -> None:
+    """Refuse a batch that kernels would read or write out of bounds with. Tokens may stand for
+    ``n_named`` ids of the step before.
 
     Raises:
         RequestError: a token id outside the vocabulary.
@@ -31,8 +32,8 @@ def check(batch: base.Batch, n_vocab: int, n_ctx: int, n_pool: int) -> None:
         raise BackendError("the batch's arrays disagree")
     if not n:
         return
-    if min(tokens) < 0 or max(tokens) >= n_vocab:
-        bad = next(t for t in tokens if not 0 <= t < n_vocab)
+    if min(tokens) < -n_named or max(tokens) >= n_vocab:
+        bad = next(t for t in tokens if not -n_named <= t < n_vocab)
         raise RequestError(f"token id {bad} is outside the vocabulary of {n_vocab} tokens")
     positions, outputs = batch.positions.tolist(), batch.outputs.tolist()
     if min(positions) < 0 or max(positions) >= n_ctx:

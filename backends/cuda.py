@@ -28,6 +28,7 @@ from edgerun.gguf import GGMLType, dequantize
 __all__ = ["CudaBackend"]
 
 _F32 = 0
+_ANY = 2**31 - 1
 _SLICE = 64 << 20  # bytes of the file that lie on the device beside what they are repacked to
 
 
@@ -44,6 +45,7 @@ class CudaBackend(base.Backend):
     name = "cuda"
     kv_types = ("f16", "q8_0", "q4r")
     batch_invariant = True
+    partial = True
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or open_device()
@@ -145,7 +147,8 @@ class CudaBackend(base.Backend):
                 f"heads of {longest} dimensions: the cuda backend takes up to "
                 f"{cuda_attention.MAX_HEAD_DIM}; use --backend cpu"
             )
-        n_vocab = next(x.weight.n_out for x in lowered.ops if isinstance(x, Embed))
+        embedding = next((x for x in lowered.ops if isinstance(x, Embed)), None)
+        n_vocab = embedding.weight.n_out if embedding else _ANY  # else who computes the given ones
         return CudaProgram(self.device, lowered, kv, n_ctx, n_vocab)
 
     def close(self) -> None:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from edgerun.backends.base import Memory
 
-__all__ = ["ALIGN", "Arena", "Device", "Graph", "Launch", "aligned"]
+__all__ = ["ALIGN", "Arena", "Device", "Graph", "Launch", "Mark", "aligned"]
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 #: Addresses that kernels read with vector loads.
@@ -43,6 +43,18 @@ class Graph(abc.ABC):
     @abc.abstractmethod
     def replay(self) -> None:
         """Do them again, in order, behind whatever was launched before."""
+
+
+class Mark(abc.ABC):
+    """A place in the order of what was launched."""
+
+    @abc.abstractmethod
+    def wait(self) -> None:
+        """Wait until all before it is done, and no longer.
+
+        Raises:
+            BackendError: a kernel failed.
+        """
 
 
 class Device(abc.ABC):
@@ -119,6 +131,10 @@ class Device(abc.ABC):
     @abc.abstractmethod
     def capture(self, launches: Sequence[Launch]) -> Graph:
         """Record ``launches`` without doing them."""
+
+    @abc.abstractmethod
+    def mark(self) -> Mark:
+        """Behind all that was launched so far."""
 
     @abc.abstractmethod
     def sync(self) -> None:

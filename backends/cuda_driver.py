@@ -10,6 +10,7 @@ import ctypes
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from edgerun.backends import cuda_kernels
 from edgerun.backends.base import Memory
-from edgerun.backends.cuda_device import Bytes, Device, Graph, Launch
+from edgerun.backends.cuda_device import Bytes, Device, Graph, Launch, Mark
 from edgerun.backends.host import nvidia_driver
 from edgerun.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
@@ -251,6 +252,10 @@ class CudaDevice(Device):
         self._graphs.append(graph)
         return _CudaGraph(self, graph, self._stream)
 
+    def mark(self) -> Mark:
+        self._enter()
+        return _CudaMark(self)
+
     def sync(self) -> None:
         self._enter()
         self._check(self._driver.cuStreamSynchronize(self._handle))
@@ -304,3 +309,24 @@ class _CudaGraph(Graph):
     def replay(self) -> None:
         self._device._enter()
         self._graph.launch(self._stream)
+
+
+class _CudaMark(Mark):
+    """An event, which goes with the object; the driver keeps it as long as it needs it."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        driver = device._driver
+        flags = driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+        self._event = device._check(driver.cuEventCreate(flags))
+        self._destroy = weakref.finalize(self, _destroy, device, self._event)
+        device._check(driver.cuEventRecord(self._event, device._handle))
+
+    def wait(self) -> None:
+        self._device._enter()
+        self._device._check(self._device._driver.cuEventSynchronize(self._event))
+
+
+def _destroy(device: CudaDevice, event: Any) -> None:
+    if not device._closed:
+        device._driver.cuEventDestroy(event)

@@ -21,6 +21,7 @@ from edgerun.backends.cuda_recorder import (
     Attend,
     Buffer,
     Embed,
+    Given,
     Glu,
     Lowered,
     Matmul,
@@ -62,11 +63,13 @@ def row_bytes(buffer: Buffer, n_tokens: int) -> int:
 
 
 class Addresses(NamedTuple):
-    """Where a step's inputs, attention's splits, the best ids and the buffers lie."""
+    """Where a step's inputs, attention's splits, the best ids, what they are chosen from and the
+    buffers lie. In padded steps tokens may stand for the best ids of the step before."""
 
     step: int
     parts: int
     best: int
+    chunks: int
     buffers: list[int]
 
 
@@ -126,11 +129,10 @@ class Builder:
         return Tiling(spec.n_heads // spec.n_kv_heads, _tile(spec, n_tokens))
 
     def scratch_bytes(self, shape: Shape) -> tuple[int, int]:
-        """Bytes for attention's splits and for the best ids."""
+        """Bytes for attention's splits and for what the best ids are chosen from."""
         parts = [self._parts(s, shape) for s in self._specs if self._splits(s, shape)]
         chunks = cuda_kernels.argmax_chunks(self._n_logits)
-        best = _best_bytes(shape.n_outputs) + 8 * chunks * shape.n_outputs
-        return max(parts, default=0), best
+        return max(parts, default=0), 8 * chunks * shape.n_outputs
 
     @staticmethod
     def _parts(spec: Attention, shape: Shape) -> int:
@@ -167,7 +169,7 @@ class Builder:
         found: list[str] = []
         dry = copy.copy(self)
         dry._kernel = found.append
-        nowhere = Addresses(0, 0, 0, [0] * len(self._program.buffers))
+        nowhere = Addresses(0, 0, 0, 0, [0] * len(self._program.buffers))
         widths = [r.n_rot for r in self._program.ropes]
         for n, splits in ((1, 1), (1, 2), (16, 1), (32, 1), (MOST_PADDED, 1), (512, 1)):
             tilings = self.tilings(n)
@@ -196,8 +198,10 @@ class Builder:
             self._glu(step, op)
         elif isinstance(op, WriteKV):
             self._write_kv(step, op)
-        else:
+        elif isinstance(op, Attend):
             self._attend(step, op)
+        else:
+            assert isinstance(op, Given)  # what lies there already
 
     def _emit(self, step: _Step, name: str, grid: Dims, block: Dims, args: Args) -> None:
         step.launches.append(Launch(name, self._kernel(name), grid, block, args))
@@ -220,8 +224,9 @@ class Builder:
 
     def _embed(self, step: _Step, op: Embed) -> None:
         w = op.weight
-        args = (ptr(w.ptr), step.input("tokens"), self._address(step, op.out), i32(w.n_out),
-                i32(w.n_in), self._stride(op.out), f32(op.scale))  # fmt: skip
+        named = ptr(step.at.best if step.shape.padded else 0)
+        args = (ptr(w.ptr), step.input("tokens"), named, self._address(step, op.out),
+                i32(w.n_out), i32(w.n_in), self._stride(op.out), f32(op.scale))  # fmt: skip
         self._go(step, cuda_weights.unpack_rows(w.type, w.n_in, step.shape.n_tokens), args)
 
     def _prologue(self, step: _Step, op: Prologue) -> None:
@@ -314,7 +319,7 @@ class Builder:
             return
         chunks = cuda_kernels.argmax_chunks(self._n_logits)
         logits, ld = self._address(step, p.result), self._stride(p.result)
-        parts = ptr(step.at.best + _best_bytes(n))
+        parts = ptr(step.at.chunks)
         args = (logits, ld, ld, f32(p.softcap), parts)
         self._emit(step, "argmax_part", (chunks, n, 1), (256, 1, 1), args)
         if want_best:
@@ -378,11 +383,6 @@ class Builder:
 def _tile(spec: Attention, n_tokens: int) -> tuple[int, int]:
     """Attention's tile for a step of so many tokens."""
     return cuda_attention.tile_shape(spec.head_dim, n_tokens if n_tokens > MOST_PADDED else 1)
-
-
-def _best_bytes(n: int) -> int:
-    """Of ids, before what argmax keeps behind them."""
-    return -(-4 * n // 256) * 256
 
 
 def _norm_args(norm: Norm | None) -> tuple[np.uint64, np.float32]:

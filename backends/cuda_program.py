@@ -1,12 +1,14 @@
 """Runs a lowered forward pass: inputs in one copy, launches in order, logits back.
 
 Steps of up to 64 tokens are padded to a bucket. Their launches depend on the bucket alone, so they
-are recorded as a graph the second time a bucket is met, and replayed from then on.
+are recorded as a graph the second time a bucket is met, and replayed from then on. A step may be
+started behind one whose ids are still on their way to the host: it finds them on the device.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import dataclasses
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
@@ -15,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgerun.backends import base
-from edgerun.backends.cuda_device import Arena, Bytes, Device, Graph, Launch
+from edgerun.backends.cuda_device import Arena, Bytes, Device, Graph, Launch, Mark
 from edgerun.backends.cuda_kv import CudaKVPool
 from edgerun.backends.cuda_launch import Addresses, Builder, row_bytes
-from edgerun.backends.cuda_recorder import Lowered
+from edgerun.backends.cuda_recorder import Given, Lowered
 from edgerun.backends.cuda_step import (
     MOST_PADDED,
     Block,
@@ -29,9 +31,13 @@ from edgerun.backends.cuda_step import (
     padded_shape,
 )
 from edgerun.backends.fetched import FetchedRows
+from edgerun.backends.program import filled
 from edgerun.backends.rope_table import RopeTable
+from edgerun.errors import BackendError
 
 __all__ = ["CudaProgram"]
+
+I32 = npt.NDArray[np.int32]
 
 _MOST_PLANS = 128
 #: Most tokens that one reading of the weights serves.
@@ -40,10 +46,12 @@ _DIRECT = 16
 
 @dataclass(eq=False)
 class _Plan:
-    """What a step of one shape does, and where."""
+    """What a step of one shape does, and where. Of ``inputs`` every other step takes the other:
+    the device may still be reading what the step before wrote there."""
 
     launches: list[Launch]
-    inputs: Inputs
+    inputs: tuple[Inputs, Inputs]
+    shape: Shape
     addresses: Addresses
     uses: int = 0
     graph: Graph | None = None
@@ -79,10 +87,14 @@ class _Room:
 class CudaProgram(base.Program):
     """A recorded forward pass over a pool."""
 
+    ahead = MOST_PADDED
+
     def __init__(
         self, device: Device, lowered: Lowered, kv: CudaKVPool, n_ctx: int, n_vocab: int
     ) -> None:
         """``n_vocab`` counts the tokens that the embedding knows."""
+        given = [op.out.buffer for op in lowered.ops if isinstance(op, Given)]
+        self._given = given[0] if given else None
         self._device = device
         self._kv = kv
         self._n_ctx = n_ctx
@@ -93,12 +105,19 @@ class CudaProgram(base.Program):
         self._builder = Builder(device, lowered, kv)
         device.load(self._builder.names())
         self._plans: OrderedDict[tuple[Shape, bool], _Plan] = OrderedDict()
-        self._small = _Room(device, self._plans.clear)
+        self._small = _Room(device, self._moved)
         self._large = _Room(device, lambda: None)
-        self._stagings: dict[Shape | None, Bytes] = {}
+        self._padded: dict[Shape, tuple[Inputs, Inputs]] = {}
+        self._staging: Bytes = np.zeros(0, np.uint8)
         self._tilings = [self._builder.tilings(n) for n in (1, MOST_PADDED + 1)]
         self._logits = device.pinned(4 * self.n_vocab).view(np.float32)
         self._best = device.pinned(4 * MOST_PADDED).view(np.int32)
+        # Padded steps leave their ids here, for the next step and on their way to the host.
+        self._named = device.alloc(4 * MOST_PADDED)
+        self._fetched = device.pinned(8 * MOST_PADDED).view(np.int32).reshape(2, MOST_PADDED)
+        self._n_started = 0
+        self._under_way: deque[Mark] = deque()  # of steps that nobody waited for
+        self._carried: _Started | None = None  # whose ids lie in _named
         self._steps = 0
         self.n_launches = 0  # of the last step, a graph's counted one by one
 
@@ -123,9 +142,10 @@ class CudaProgram(base.Program):
         want_best = batch.want_best and n > 0
         plan = self._plan(batch, want_best)
         self._upload(plan, batch)
+        if want_best:
+            self._carried = None
         self._go(plan)
         addresses = plan.addresses
-        self._steps += 1
         if n == 0:
             self._device.sync()  # the next step's inputs take the place of these
             return np.zeros((0, self.n_vocab), np.float32)
@@ -134,7 +154,36 @@ class CudaProgram(base.Program):
         self._best = self._host(self._best, n).view(np.int32)
         self._device.download(self._best[:n], addresses.best)
         self.best = self._best[:n].copy()
-        return cast(base.F32, FetchedRows(_Logits(self, n, addresses).rows, range(n)))
+        return cast(base.F32, FetchedRows(_Logits(self, None, addresses, n).rows, range(n)))
+
+    def start(self, batch: base.Batch, after: base.Started | None = None) -> base.Started:
+        """See the base class. At most :data:`MOST_PADDED` rows."""
+        n_named = 0
+        if after is not None:
+            assert isinstance(after, _Started)
+            if after is not self._carried:  # another step's ids have taken their place
+                batch = filled(batch, after.ids())
+            n_named = after.n
+        check(batch, self._n_tokens, self._n_ctx, self._kv.n_pages, n_named)
+        assert batch.want_best
+        assert 0 < batch.n_tokens == len(batch.outputs) <= MOST_PADDED
+        plan = self._plan(batch, True)
+        self._upload(plan, batch)
+        self._go(plan)
+        self._n_started += 1
+        slot = self._fetched[self._n_started % 2, : batch.n_tokens]
+        self._device.fetch(slot, plan.addresses.best)
+        mark = self._device.mark()
+        self._under_way.append(mark)
+        logits = _Logits(self, batch, plan.addresses, batch.n_tokens)
+        step = _Started(self, after, slot, mark, logits)
+        self._carried = step
+        return step
+
+    def _done(self, mark: Mark) -> None:
+        """What lies before ``mark`` has been waited for."""
+        while mark in self._under_way and self._under_way.popleft() is not mark:
+            pass
 
     def _fetch(self, n: int, addresses: Addresses) -> base.F32:
         """Bring the logits of ``n`` outputs over, and wait for them."""
@@ -168,7 +217,7 @@ class CudaProgram(base.Program):
             block = Block(shape, tilings, [r.width for r in self._ropes])
             addresses = self._addresses(shape, block)
             launches = self._builder.build(shape, block, addresses, want_best)
-            plan = _Plan(launches, block.inputs(self._staging(shape, block.nbytes)), addresses)
+            plan = _Plan(launches, self._inputs(block), shape, addresses)
             if shape.padded:
                 self._plans[key] = plan
                 if len(self._plans) > _MOST_PLANS:
@@ -176,14 +225,24 @@ class CudaProgram(base.Program):
         self.n_launches = len(plan.launches)
         return plan
 
-    def _staging(self, shape: Shape, nbytes: int) -> Bytes:
-        """Host memory for a step's inputs: each padded shape's own, one for all others."""
-        key = shape if shape.padded else None
-        found = self._stagings.get(key)
-        if found is None or len(found) < nbytes:
-            found = self._device.pinned(nbytes if shape.padded else 2 * nbytes)
-            self._stagings[key] = found
-        return found
+    def _inputs(self, block: Block) -> tuple[Inputs, Inputs]:
+        """Host memory for the inputs of two steps: each padded shape's own, one for all others,
+        which nobody starts anything behind."""
+        shape, nbytes = block.shape, block.nbytes
+        if shape.padded:
+            if shape not in self._padded:
+                both = self._device.pinned(2 * nbytes)
+                self._padded[shape] = block.inputs(both[:nbytes]), block.inputs(both[nbytes:])
+            return self._padded[shape]
+        if len(self._staging) < nbytes:
+            self._staging = self._device.pinned(2 * nbytes)
+        inputs = block.inputs(self._staging[:nbytes])
+        return inputs, inputs
+
+    def _moved(self) -> None:
+        """Whatever steps left on the device is gone."""
+        self._plans.clear()
+        self._steps += 2
 
     def _addresses(self, shape: Shape, block: Block) -> Addresses:
         room = self._small if shape.padded else self._large
@@ -191,18 +250,32 @@ class CudaProgram(base.Program):
         outputs = shape.n_outputs
         counts = [bucket(outputs) if b.gathered else bucket(tokens) for b in self._lowered.buffers]
         sizes = [row_bytes(b, n) for b, n in zip(self._lowered.buffers, counts, strict=True)]
-        parts, best = self._builder.scratch_bytes(shape)
-        found = room.fit([block.nbytes, parts, best, *sizes])
-        return Addresses(found[0], found[1], found[2], found[3:])
+        parts, chunks = self._builder.scratch_bytes(shape)
+        best = 0 if shape.padded else 4 * shape.n_outputs
+        found = room.fit([block.nbytes, parts, best, chunks, *sizes])
+        best = self._named if shape.padded else found[2]
+        return Addresses(found[0], found[1], best, found[3], found[4:])
 
     def _upload(self, plan: _Plan, batch: base.Batch) -> None:
+        """Inputs to where the step's launches read them. Of the two halves of host memory the one
+        is free that the step before did not use, if all before that one are done."""
+        while len(self._under_way) > 1:
+            self._under_way.popleft().wait()
+        self._steps += 1
+        inputs = plan.inputs[self._steps % 2]
         n_pos = int(batch.positions.max()) + 1
-        plan.inputs.fill(batch, [r.upto(n_pos) for r in self._ropes])
-        self._device.upload(plan.addresses.step, plan.inputs.memory)
+        inputs.fill(batch, [r.upto(n_pos) for r in self._ropes])
+        self._device.upload(plan.addresses.step, inputs.memory)
+        if self._given is not None:
+            width = self._lowered.buffers[self._given].width
+            if batch.given is None or batch.given.shape != (batch.n_tokens, width):
+                raise BackendError(f"this program begins with states of {width} values a token")
+            states = np.ascontiguousarray(batch.given, np.float32)
+            self._device.upload(plan.addresses.buffers[self._given], states)
 
     def _go(self, plan: _Plan) -> None:
         plan.uses += 1
-        if plan.graph is None and plan.uses == 2 and plan.inputs.shape.padded:
+        if plan.graph is None and plan.uses == 2 and plan.shape.padded:
             # Not the first time: kernels that were never launched are still being loaded then.
             plan.graph = self._device.capture(plan.launches)
         if plan.graph is not None:
@@ -213,16 +286,55 @@ class CudaProgram(base.Program):
 
 
 class _Logits:
-    """What a step left on the device, until the next one."""
+    """What a step left on the device, until the next one. Those of a step with a ``batch`` are
+    computed again if another was started since."""
 
-    def __init__(self, program: CudaProgram, n: int, addresses: Addresses) -> None:
+    def __init__(self, program: CudaProgram, batch: base.Batch | None, addresses: Addresses,
+                 n: int) -> None:  # fmt: skip
         self._program = program
         self._step = program._steps
         self._where = n, addresses
+        self.batch = batch
         self._rows: base.F32 | None = None
 
     def rows(self) -> base.F32:
-        assert self._step == self._program._steps, "these logits were another step's"
         if self._rows is None:
-            self._rows = self._program._fetch(*self._where)
+            if self._step == self._program._steps:
+                self._rows = self._program._fetch(*self._where)
+            else:
+                assert self.batch is not None, "these logits were another step's"
+                self._rows = self._program.run(dataclasses.replace(self.batch, want_best=False))
         return self._rows
+
+
+class _Started(base.Started):
+    """A step under way: ``slot`` is where its ids arrive."""
+
+    def __init__(
+        self, program: CudaProgram, after: base.Started | None, slot: I32, mark: Mark,
+        logits: _Logits,
+    ) -> None:  # fmt: skip
+        self.n = len(slot)
+        self._program = program
+        self._after = after
+        self._slot = slot
+        self._mark: Mark | None = mark
+        self._logits = logits
+
+    def ids(self) -> I32:
+        """Its best ids, waited for."""
+        if self._mark is not None:
+            self._mark.wait()
+            self._program._done(self._mark)
+            self._mark = None
+            self.best = self._slot.copy()
+        return self.best
+
+    def wait(self) -> base.Rows:
+        self.ids()
+        if self._after is not None:  # what its tokens stood for is known by now
+            assert isinstance(self._after, _Started)
+            assert self._logits.batch is not None
+            self._logits.batch = filled(self._logits.batch, self._after.ids())
+            self._after = None
+        return cast(base.Rows, FetchedRows(self._logits.rows, range(self.n)))

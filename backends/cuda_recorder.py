@@ -26,8 +26,8 @@ from edgerun.backends.recorder import (
 )
 
 __all__ = [
-    "TILE", "Attend", "Buffer", "Embed", "Glu", "Lowered", "Matmul", "Matrix", "Norm", "Op",
-    "Prologue", "Ref", "Vector", "WriteKV", "lower",
+    "TILE", "Attend", "Buffer", "Embed", "Given", "Glu", "Lowered", "Matmul", "Matrix", "Norm",
+    "Op", "Prologue", "Ref", "Vector", "WriteKV", "lower",
 ]  # fmt: skip
 
 Takes = Literal["acts", "f32"]
@@ -103,6 +103,14 @@ class Embed:
 
 
 @dataclass
+class Given:
+    """Values of another backend, which lie there before a step."""
+
+    out: Ref
+    gathered: bool = False
+
+
+@dataclass
 class Prologue:
     """``v = x (+ y, normed or not)``, stored to ``sum``; ``norm(v * scale)`` to ``out`` as floats
     and to ``acts`` quantized; any but ``x`` may be missing. ``gather``: ``x`` has all the batch's
@@ -173,7 +181,7 @@ class Attend:
     gathered: bool = False
 
 
-Op = Embed | Prologue | Matmul | Glu | WriteKV | Attend
+Op = Embed | Given | Prologue | Matmul | Glu | WriteKV | Attend
 
 
 @dataclass
@@ -271,6 +279,9 @@ class _Lowering:
 
     def _embed(self, n: Node) -> None:
         self.ops.append(Embed(n.data["weight"], n.data["scale"], self._place(n)))
+
+    def _given(self, n: Node) -> None:
+        self.ops.append(Given(self._place(n)))
 
     def _matmul(self, nodes: Sequence[Node]) -> Matmul:
         """The products of ``nodes``, which read the same; where to is still open."""

@@ -172,7 +172,8 @@ def repack(ggml_type: int, rows: int, k: int, paired: bool = False) -> Geometry:
 
 
 def unpack_rows(ggml_type: int, k: int, n_ids: int) -> Geometry:
-    """Rows as floats. Arguments ``w, ids, out, rows, k, ld, scale``: int32s, then a float32."""
+    """Rows as floats. Arguments ``w, ids, named, out, rows, k, ld, scale``: int32s, then a float32.
+    An id ``-1 - j`` is ``named[j]``; ``named`` may be null."""
     grid = (n_ids, -(-k // CHUNK))
     if ggml_type in _FLOATS:
         name = f"unpack_float_rows<{ggml_type}>"

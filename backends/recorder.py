@@ -61,6 +61,9 @@ class Recorder:
     def embed(self, weight: Any, scale: float = 1.0) -> Node:
         return self._node("embed", weight.n_in, (), weight=weight, scale=scale)
 
+    def given(self, width: int) -> Node:
+        return self._node("given", width, ())
+
     def linear(
         self,
         x: Node,

@@ -179,6 +179,14 @@ class _NumpyOps:
         rows: F32 = weight[tokens] * np.float32(scale)
         return rows
 
+    def given(self, width: int) -> F32:
+        given = self._batch.given
+        if given is None and not self._batch.n_tokens:
+            return np.zeros((0, width), np.float32)
+        if given is None or given.shape != (self._batch.n_tokens, width):
+            raise BackendError(f"this program begins with states of {width} values a token")
+        return given
+
     def linear(
         self, x: F32, *weights: F32, bias: Sequence[F32 | None] | None = None
     ) -> tuple[F32, ...]:

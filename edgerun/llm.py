@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any
 
 from edgerun.backends.base import Backend
+from edgerun.backends.split import SplitBackend
 from edgerun.calling import Spelling
 from edgerun.chat import ChatOptions
 from edgerun.conversing import Conversation, prepare, split_overrides
@@ -32,6 +33,7 @@ from edgerun.errors import RequestError
 from edgerun.kv_disk import open_disk, parse_limit
 from edgerun.kv_swap import open_swap
 from edgerun.loading import LoadedModel, find, load, open_model
+from edgerun.placing import check_layers
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.speculating import check_choice, open_speculation
 from edgerun.structured.grammars import Grammars
@@ -81,6 +83,8 @@ class LLM(Coroutines):
             from it, so it is for the application to choose. See :mod:`.kv_disk`.
         exact: keep to kernels whose results do not depend on what else is computed, where a backend
             has others: mlx. Slower there, and then it speculates.
+        gpu_layers: how many of the model's last layers, with the output head, a GPU of its own
+            memory (cuda) gets; the CPU runs the others. ``None`` = as many as fit; 0 = none.
         progress: called with bytes loaded and bytes in all.
 
     Raises:
@@ -89,7 +93,8 @@ class LLM(Coroutines):
         BackendError: the backend cannot be used, or memory does not suffice.
         RequestError: ``n_ctx``, ``threads`` or ``max_batch`` is below 1, ``token_gap`` not
             above 0, ``backend``, ``kv_type`` or ``speculation`` unknown, ``kv_type`` not for so
-            small a model, ``draft`` has other tokens, or ``kv_disk`` is no size.
+            small a model, ``draft`` has other tokens, ``kv_disk`` is no size, or ``gpu_layers`` are
+            asked of a backend without a memory of its own.
     """
 
     def __init__(
@@ -106,6 +111,7 @@ class LLM(Coroutines):
         draft: str | Path | None = None,
         kv_disk: int | str = "off",
         exact: bool = False,
+        gpu_layers: int | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         for key, number in (("n_ctx", n_ctx), ("threads", threads), ("max_batch", max_batch)):
@@ -115,21 +121,26 @@ class LLM(Coroutines):
         parse_limit(kv_disk)
         resolved = find(model)
         if isinstance(backend, str):
-            loaded = open_model(resolved.path, backend, threads, n_ctx, kv_type, progress, exact)
+            loaded = open_model(
+                resolved.path, backend, threads, n_ctx, kv_type, progress, exact, gpu_layers
+            )
         elif isinstance(backend, Backend):
-            loaded = load(resolved.path, backend, n_ctx, kv_type, progress)
+            check_layers(gpu_layers)
+            loaded = load(resolved.path, backend, n_ctx, kv_type, progress, gpu_layers, threads)
         else:
             raise RequestError(
                 f"backend must be a name or a Backend, not {backend!r}", param="backend"
             )
         self._model: LoadedModel = loaded
         used, ours = loaded.backend, isinstance(backend, str)
+        close = used.close if ours else partial(_keep, used)
+        if not ours and isinstance(used, SplitBackend):
+            close = used.close_front
         try:
             self._speculation = open_speculation(self._model, speculation, draft)
             disk = open_disk(self._model, kv_disk)
         except BaseException:
-            if ours:
-                used.close()
+            close()
             raise
         self.name: str = resolved.name
         self._templates: dict[bool, ChatTemplate] = {}
@@ -153,10 +164,7 @@ class LLM(Coroutines):
             swap=open_swap(self._model),
         )
         # The worker's thread frees the backend, after its last step: nothing else may.
-        at_end = used.close if ours else partial(_keep, used)
-        self._worker = Worker(
-            engine, at_end if disk is None else partial(_both, disk.close, at_end)
-        )
+        self._worker = Worker(engine, close if disk is None else partial(_both, disk.close, close))
         self._embedder = Embedder(self._model, self._worker)
         self._close = weakref.finalize(self, self._worker.close)
 

@@ -35,7 +35,9 @@ from edgerun.errors import (
     printable,
 )
 from edgerun.gguf import GGUFFile
-from edgerun.planning import Fit, Plan, Room, choose_kv_type, fits, plan, suits
+from edgerun.notices import first_time
+from edgerun.placing import Placed, check_layers, place
+from edgerun.planning import Plan, choose_kv_type
 from edgerun.text.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
@@ -46,7 +48,6 @@ __all__ = [
     "open_backend",
     "open_model",
     "runs_on",
-    "what_fits",
     "why_fallback",
 ]
 
@@ -159,7 +160,8 @@ def _with_way_out(error: UnsupportedModelError) -> UnsupportedModelError:
 
 
 def open_backend(name: str, threads: int | None = None, exact: bool = False) -> Backend:
-    """The backend called ``name``; ``auto`` takes the first of :data:`BACKENDS` that works.
+    """The backend called ``name``; ``auto`` takes the first of :data:`BACKENDS` that works,
+    and says once why a GPU is left out; ``edgerun doctor`` says it every time.
 
     ``exact`` keeps to kernels whose results do not depend on the rest of a batch, where a backend
     has others as well.
@@ -209,7 +211,8 @@ def _first_that_works(threads: int | None, exact: bool) -> Backend:
         except BackendUnavailableError as e:
             if candidate == "cpu" and isa:
                 raise  # do not run without it in silence
-            log.warning("backend %s is not available: %s", candidate, e)
+            if candidate not in ("cuda", "mlx") or first_time(f"{candidate}: {e}"):
+                log.warning("backend %s is not available: %s", candidate, e)
     raise BackendUnavailableError("no backend works here: see 'edgerun doctor'")
 
 
@@ -225,8 +228,10 @@ def open_model(
     kv_type: str | None = None,
     progress: Progress | None = None,
     exact: bool = False,
+    gpu_layers: int | None = None,
 ) -> LoadedModel:
-    """:func:`load` on a backend opened for it, which the caller closes with the model.
+    """:func:`load` on a backend opened for it; the caller closes the model's. No ``gpu_layers``
+    at all are the CPU's matter.
 
     ``auto`` goes from a GPU to the CPU where the model does not fit or suit it, and to llama.cpp
     for architectures edgerun does not run itself, and says so.
@@ -235,12 +240,16 @@ def open_model(
         BackendUnavailableError, RequestError: as :func:`open_backend`.
         ModelFileError, OutOfMemoryError: as :func:`load`.
     """
+    check_layers(gpu_layers)
+    if gpu_layers == 0 and backend in ("auto", "cuda"):
+        backend, gpu_layers = "cpu", None
     opened = open_backend(backend, threads, exact)
     try:
-        return load(path, opened, n_ctx, kv_type, progress)
+        return load(path, opened, n_ctx, kv_type, progress, gpu_layers, threads)
     except BaseException as e:
         opened.close()
-        if backend == "auto" and opened.name in ("cuda", "mlx") and _cpu_may_do(e):
+        wanted = gpu_layers is None and backend == "auto"
+        if wanted and opened.name in ("cuda", "mlx") and _cpu_may_do(e):
             log.warning("%s runs on the CPU: %s", printable(path.name), e)
             return open_model(path, "cpu", threads, n_ctx, kv_type, progress)
         if backend != "auto" or not isinstance(e, _NotNativeError):
@@ -294,39 +303,61 @@ def load(
     n_ctx: int | None = None,
     kv_type: str | None = None,
     progress: Progress | None = None,
+    gpu_layers: int | None = None,
+    threads: int | None = None,
 ) -> LoadedModel:
-    """Open a GGUF file on ``backend``.
+    """Open a GGUF file on ``backend``; on a device, as many of its layers as fit or as
+    ``gpu_layers`` says, and the others on ``threads`` threads of the CPU. The model's backend is
+    then a :class:`~edgerun.backends.split.SplitBackend`.
 
     Raises:
         GGUFError, UnsupportedModelError: the file cannot be used; names key or tensor.
         OutOfMemoryError: weights or KV cache do not fit.
-        RequestError: ``n_ctx`` is out of range, or ``kv_type`` is not the backend's or not for so
-            small a model.
+        RequestError: ``n_ctx`` is out of range, ``kv_type`` is not the backend's or not for so
+            small a model, or ``gpu_layers`` are asked of a backend that takes no part of a model.
     """
     with GGUFFile.open(path) as file:
         kv_type = choose_kv_type(kv_type, backend.kv_types, file.n_params)
         if isinstance(backend, CoarseBackend):
+            if gpu_layers is not None:
+                raise RequestError(
+                    f"backend {backend.name} takes whole models: leave out gpu_layers",
+                    param="gpu_layers",
+                )
             return _load_whole(path, file, backend, n_ctx, kv_type, progress)
         try:
             family = arch.get(file.metadata.get_str("general.architecture"))
             trained = arch.configure(family, file)
         except UnsupportedModelError as e:
             raise _NotNativeError(str(e)) from e
-        token_bytes = sum(layer.token_bytes(kv_type) for layer in family.kv_layers(trained))
-        room = _room(backend, file)
-        planned = plan(room, token_bytes, trained.n_ctx_train, n_ctx, PAGE_SIZE)
-        n_ctx = planned.n_ctx
-        config = arch.configure(family, file, n_ctx)
-        _check_features(family, config, backend)
-        with _Aside(partial(load_tokenizer, file.metadata, config.n_vocab)) as tokenizer:
-            weights = _upload(family, config, file, backend, progress, tokenizer.check)
-            kv = _new_kv(backend, family.kv_layers(config), planned, kv_type)
-            forward = family.bind(weights, config)
-            program = backend.prepare(forward, kv, n_ctx)
-            return LoadedModel(
-                path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
-                file.size, file.n_params, kv_type, forward,
-            )  # fmt: skip
+        _check_features(family, trained, backend)
+        placed = place(backend, file, family, trained, kv_type, n_ctx, gpu_layers, threads)
+        try:
+            return _load_placed(path, file, family, placed, kv_type, progress)
+        except BaseException:
+            placed.give_up()
+            raise
+
+
+def _load_placed(
+    path: Path,
+    file: GGUFFile,
+    family: Architecture,
+    placed: Placed,
+    kv_type: str,
+    progress: Progress | None,
+) -> LoadedModel:
+    backend, n_ctx = placed.backend, placed.plan.n_ctx
+    config = arch.configure(family, file, n_ctx)
+    with _Aside(partial(load_tokenizer, file.metadata, config.n_vocab)) as tokenizer:
+        weights = _upload(family, config, file, backend, progress, tokenizer.check)
+        kv = _new_kv(backend, family.kv_layers(config), placed.plan, kv_type)
+        forward = family.bind(weights, config)
+        program = backend.prepare(forward, kv, n_ctx)
+        return LoadedModel(
+            path, _facts(file), config, tokenizer.result(), backend, kv, program, n_ctx,
+            file.size, file.n_params, kv_type, forward,
+        )  # fmt: skip
 
 
 _FEATURES: dict[Feature, str] = {"moe": "mixtures of experts", "sinks": "attention sinks"}
@@ -416,23 +447,3 @@ def why_fallback(file: GGUFFile) -> str | None:
     except UnsupportedModelError as e:
         return str(e)
     return None
-
-
-def what_fits(file: GGUFFile, backend: Backend) -> tuple[Room, list[Fit]]:
-    """The memory of ``backend`` beside this model's weights, and the contexts that fit there.
-
-    Raises:
-        UnsupportedModelError, GGUFError: the architecture is unknown or badly described.
-    """
-    family = arch.get(file.metadata.get_str("general.architecture"))
-    config = arch.configure(family, file)
-    layers = family.kv_layers(config)
-    kinds = [t for t in backend.kv_types if suits(t, file.n_params)]
-    token_bytes = {t: sum(x.token_bytes(t) for x in layers) for t in kinds}
-    room = _room(backend, file)
-    return room, fits(room, token_bytes, config.n_ctx_train, PAGE_SIZE)
-
-
-def _room(backend: Backend, file: GGUFFile) -> Room:
-    memory = backend.memory()
-    return Room(memory.total, memory.free, file.size)

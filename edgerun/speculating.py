@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgerun.backends.split import SplitBackend
 from edgerun.engine.drafting import BestDrafter, DraftModel, NgramDrafter, Speculation, StepCosts
 from edgerun.errors import RequestError, printable
 from edgerun.gguf import GGUFFile
@@ -67,7 +68,8 @@ def _open_draft(model: LoadedModel, draft: str | Path, costs: StepCosts) -> Draf
         family = file.metadata.get_str("general.architecture")
         trained = file.metadata.get_int(f"{family}.context_length", model.n_ctx)
     _check_tokens(model, tokenizer, path)
-    loaded = load(path, model.backend, min(model.n_ctx, trained))
+    backend = model.backend.back if isinstance(model.backend, SplitBackend) else model.backend
+    loaded = load(path, backend, min(model.n_ctx, trained))
     return DraftModel(
         loaded.program,
         loaded.kv.n_pages,

@@ -26,12 +26,13 @@ __global__ void repack_float(const uint8_t* __restrict__ src, const uint8_t* __r
   }
 }
 
-// out[i * ld + k] = scale * row ids[i]; an id outside of the rows gives NaN. grid = (row ids, ceil(K / 256)), block = 256
+// out[i * ld + k] = scale * row ids[i], with named as in rows.cu; an id outside of the rows gives NaN. grid = (row ids, ceil(K / 256)), block = 256
 template <int Q>
-__global__ void unpack_float_rows(const uint8_t* __restrict__ w, const int* __restrict__ ids, float* __restrict__ out, int rows, int k,
-                                  int ld, float scale) {
+__global__ void unpack_float_rows(const uint8_t* __restrict__ w, const int* __restrict__ ids, const int* __restrict__ named,
+                                  float* __restrict__ out, int rows, int k, int ld, float scale) {
   constexpr int B = value_bytes<Q>(), STEP = 16 / B;
-  const int at = blockIdx.y * 256 + threadIdx.x, id = ids[blockIdx.x], padded = (k + 7) / 8 * 8;
+  const int given = ids[blockIdx.x], id = given < 0 && named ? named[-1 - given] : given;
+  const int at = blockIdx.y * 256 + threadIdx.x, padded = (k + 7) / 8 * 8;
   if (at >= k) return;
   float v = __int_as_float(0x7fffffff);
   if (id >= 0 && id < rows) {

@@ -1,12 +1,14 @@
 // rows.cu: rows of a quantized matrix as floats: the embedding of token ids, with the bits of the file format's definition.
 //
 // grid = (row ids, chunks of 256 k), block = 32. out[i * ld + k] = scale * row ids[i]; an id outside of the rows gives NaN.
+// An id -1 - j stands for named[j], if named is not null: what a step that is still under way finds.
 #include "formats.cuh"
 
 template <int Q>
-__global__ void unpack_rows(const uint8_t* __restrict__ w, const int* __restrict__ ids, float* __restrict__ out, int rows, int k,
-                            int ld, float scale) {
-  const int lane = threadIdx.x, id = ids[blockIdx.x], groups = (k + 63) / 64, i = blockIdx.y, h = id >> 3 & 1;
+__global__ void unpack_rows(const uint8_t* __restrict__ w, const int* __restrict__ ids, const int* __restrict__ named,
+                            float* __restrict__ out, int rows, int k, int ld, float scale) {
+  const int lane = threadIdx.x, given = ids[blockIdx.x], id = given < 0 && named ? named[-1 - given] : given;
+  const int groups = (k + 63) / 64, i = blockIdx.y, h = id >> 3 & 1;
   float* to = out + static_cast<size_t>(blockIdx.x) * ld + i * CHUNK;
   if (id < 0 || id >= rows) {
     for (int at = lane; at < CHUNK && i * CHUNK + at < k; at += 32) to[at] = __int_as_float(0x7fffffff);

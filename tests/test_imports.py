@@ -34,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 PART_OF_LLM = {
     "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "kv_swap",
-    "loading", "perplexity", "planning", "requests", "speculating", "structured",
+    "loading", "notices", "perplexity", "placing", "planning", "planning_layers", "requests",
+    "speculating", "structured",
 }  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 450, 80

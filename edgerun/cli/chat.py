@@ -149,6 +149,8 @@ def partner(args: argparse.Namespace) -> Partner:
         n_ctx=args.ctx,
         threads=args.threads,
         kv_type=args.kv,
+        gpu_layers=args.gpu_layers,
+        exact=args.exact,
         kv_disk=args.kv_disk or "auto",
         **options,
     )

@@ -74,6 +74,12 @@ def add_model_options(p: argparse.ArgumentParser, *, many: bool = False) -> None
         "--threads", type=int, metavar="N", help="threads of cpu (default: physical cores)"
     )
     g.add_argument(
+        "--gpu-layers",
+        type=int,
+        metavar="N",
+        help="how many layers a GPU gets, the CPU runs the others (default: as many as fit)",
+    )
+    g.add_argument(
         "--kv",
         metavar="TYPE",
         help="how K and V are stored: f16 (cpu's default), q8_0 (half the "
@@ -226,6 +232,7 @@ def open_llm(args: argparse.Namespace, *, chat: bool = False) -> LLM:
             kv_type=args.kv,
             kv_disk="auto" if kv_disk is None else kv_disk,
             exact=args.exact,
+            gpu_layers=args.gpu_layers,
             progress=loading,
             **options,
         )

@@ -219,6 +219,7 @@ class _Loader:
             "kv_disk": "auto" if args.kv_disk is None else args.kv_disk,
             "max_batch": args.max_batch,
             "exact": args.exact,
+            "gpu_layers": args.gpu_layers,
             **given,
         }
         self.first = first

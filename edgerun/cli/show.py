@@ -78,23 +78,26 @@ def _fallback(file: GGUFFile) -> dict[str, Any] | None:
 
 def _memory(file: GGUFFile) -> dict[str, Any]:
     """What fits, or why that is not known: any file may be looked at, not only usable ones."""
-    from edgerun.loading import open_backend, what_fits
+    from edgerun.loading import open_backend
+    from edgerun.placing import what_fits
 
     try:
         backend = open_backend("auto", threads=1)
         try:
-            room, found = what_fits(file, backend)
+            found = what_fits(file, backend)
         finally:
             backend.close()
     except EdgerunError as e:
         return {"error": {"code": e.code, "message": str(e)}}
     return {
         "backend": backend.name,
-        "total": room.total,
-        "free": room.free,
-        "weights": room.weights,
-        "margin": room.margin,
-        "kv": [f.to_dict() for f in found],
+        "total": found.room.total,
+        "free": found.room.free,
+        "weights": found.room.weights,
+        "margin": found.room.margin,
+        "gpu_layers": found.gpu_layers,
+        "layers": found.n_layers,
+        "kv": [f.to_dict() for f in found.fits],
     }
 
 
@@ -139,6 +142,8 @@ def _print_memory(console: Console, memory: dict[str, Any]) -> None:
         f"What fits in memory: {_bytes(memory['free'])} of {_bytes(memory['total'])} are free, the "
         f"weights take {_bytes(memory['weights'])}"
     )
+    if memory["gpu_layers"] is not None:
+        title += f"; {memory['gpu_layers']} of {memory['layers']} layers fit on the GPU"
     table = _table(title, "keys and values as", "a token", "context", "takes", "at most", right=4)
     for f in memory["kv"]:
         cells = [_bytes(f["token_bytes"]), f"{f['n_ctx']:,}", _bytes(f["kv_bytes"])]

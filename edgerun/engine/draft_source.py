@@ -67,6 +67,8 @@ class Drafter(Protocol):
 
     #: The kind of source, for metrics.
     name: str
+    #: Whether a draft is a look-up, which keeps no device waiting.
+    quick: bool
 
     def extend(self, ids: Sequence[int]) -> None:
         """Take the next tokens of the text: the prompt first, then what was generated."""

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from edgerun.backends.base import Batch, Program
 from edgerun.core import FinishReason
 from edgerun.engine.admission import Pager
-from edgerun.engine.budget import Pace, StepCost
+from edgerun.engine.ahead import Ahead, Flight
+from edgerun.engine.budget import StepCost
 from edgerun.engine.disk import DiskTier
 from edgerun.engine.draft_source import Widths, whole_drafts
 from edgerun.engine.embedding import Embedding
 from edgerun.engine.metrics import Counters, Metrics
+from edgerun.engine.pacing import Pacer
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.rows import Row, add_drafts, feed
 from edgerun.engine.scheduler import Demand, Limits, plan
@@ -67,9 +69,10 @@ class Engine:
         self._swapped = False  # pages came back before this step
         self.sequences: list[Sequence] = []  # the foremost first
         self.embeddings: list[Embedding] = []
-        self.cost = StepCost()
-        self.pace = Pace()
+        self.pacer = Pacer(self.limits, program.width)
         self.counters = Counters()
+        self._ahead = Ahead(program, self.pager)
+        self._landed = 0.0  # when the last step was over that another was started behind
         if swap is not None:
             swap.serve(self.pool)
 
@@ -93,6 +96,11 @@ class Engine:
         return self.pager.pool
 
     @property
+    def cost(self) -> StepCost:
+        """What steps take."""
+        return self.pacer.cost
+
+    @property
     def idle(self) -> bool:
         return not self.sequences and not self.embeddings
 
@@ -106,7 +114,8 @@ class Engine:
         if self.embeddings:
             first = self.embeddings[0]
             start, before = time.perf_counter(), first.n_computed
-            going_on = first.turn(self, self._spare())
+            generating = sum([s.n_generated > 0 for s in self.sequences if s.pages])
+            going_on = first.turn(self, self.pacer.spare(generating, len(self.sequences)))
             if first.n_computed > before:
                 self.cost.add(first.n_computed - before, time.perf_counter() - start)
             # Whoever holds pages keeps the turn: two that held some could wait for each other's.
@@ -117,12 +126,24 @@ class Engine:
     def _step(self) -> None:
         start = time.perf_counter()
         self._drop_cancelled()
+        flight = self._ahead.take()
+        if flight is not None:
+            self._swapped = False
+            self._land(flight)
+            return
         rows = self._schedule(start)
         if not rows:
             if self.disk is not None:
                 self.disk.wait()
             return
         add_drafts(rows, self.limits.max_draft, self.widths, self.pager.reserve)
+        if self._ahead.suits(rows):
+            self._begin(rows)
+        else:
+            self._compute(rows, start)
+
+    def _compute(self, rows: list[Row], start: float) -> None:
+        """A step that nothing is started behind."""
         greedy = any(r.wants and r.sequence.sampler.greedy_fast for r in rows)
         batch = Batch.pack([r.pack() for r in rows], want_best=greedy)
         try:
@@ -139,18 +160,34 @@ class Engine:
             out += n_out
         self._timed(rows, batch.n_tokens, time.perf_counter() - start)
 
-    def _spare(self) -> int:
-        """Tokens that may be computed between two steps: as many as take what those leave."""
-        if not self.sequences or self.limits.gap is None:
-            return self.limits.budget
-        generating = sum([s.n_generated > 0 for s in self.sequences if s.pages])
-        room = self._room(self.limits.gap, min(generating, self.limits.max_rows))
-        within = None
-        if room is not None:
-            shared = generating < len(self.sequences)  # by prompts, in the next step
-            within = self.cost.within(room / 2 if shared else room)
-        within = self.limits.busy_budget if within is None else within
-        return min(self.limits.budget, max(within, self.limits.least_budget))
+    def _begin(self, rows: list[Row]) -> None:
+        try:
+            flight = self._ahead.begin(rows)
+        except Exception as e:
+            for r in rows:
+                self._fail(r.sequence, e, keep=False)
+            return
+        self._land(flight)
+
+    def _land(self, flight: Flight) -> None:
+        """Start the step behind one under way, if that may be, and go on behind this one."""
+        behind = None
+        if not self.embeddings:
+            behind = self._ahead.follow(flight, len(self.sequences))
+        rows = flight.standing()
+        try:
+            scores = Scores(flight.step.wait(), flight.step.best)
+        except Exception as e:
+            for i in rows:
+                self._fail(flight.sequences[i], e, keep=False)
+            return
+        for i in rows:
+            self._advance(Row(flight.sequences[i], 1), scores.part(i, i + 1))
+        if behind is not None and self.sequences:
+            behind.know(flight.step.best)
+            self._ahead.flight = behind
+        began, self._landed = max(flight.began, self._landed), time.perf_counter()
+        self._timed([], len(flight.sequences), self._landed - began)
 
     def fail_all(self, error: Exception) -> None:
         for s in list(self.sequences):
@@ -158,10 +195,12 @@ class Engine:
         for e in self.embeddings:
             e.fail(error, self.pool)
         self.embeddings.clear()
+        self._ahead.flight = None
 
     def start_over(self, error: Exception) -> None:
         """After a bug, whose traces nobody knows: fail every sequence and forget every page."""
         failed, self.sequences = self.sequences, []
+        self._ahead.flight = None
         self.pager.pool = PagePool(self.pool.n_pages, self.pool.page_size)
         if self.disk is not None:
             self.disk.reset()
@@ -219,7 +258,8 @@ class Engine:
         demands = [
             self.pager.demand(s, match, now - s.created < _PATIENCE, scarce) for s, match in asking
         ]
-        p = plan(demands, rows_most, self._budget(demands), pool.n_free, pool.page_size)
+        budget = self.pacer.budget(demands, bool(self.embeddings))
+        p = plan(demands, rows_most, budget, pool.n_free, pool.page_size)
         for i in p.preempt:  # computed again later: the tokens stay, and the pages while they can
             self.pager.release(asking[i][0])
             self.counters.preemptions += 1
@@ -250,6 +290,12 @@ class Engine:
                 return self._schedule(now)  # before an embedding takes them again
             self._give_up(asking[0][0])
         return rows
+
+    def _back(self, demands: list[Demand]) -> int:
+        """Pages that may come back from host memory in the next step."""
+        swap = self.swap
+        most = None if swap is None else self.pacer.pages(demands, swap.copy_seconds)
+        return self.pool.n_pages if most is None else most
 
     def _going_on(self) -> list[Row] | None:
         """The rows where nothing is to be decided, as in most steps: every sequence generates and
@@ -302,51 +348,7 @@ class Engine:
         if self.swap is not None:
             self.swap.timed(n_tokens, seconds)
         prompts = sum([r.n for r in rows if r.n > 1 or not r.wants])
-        rest = self.cost.seconds(n_tokens - prompts) if 0 < prompts < n_tokens else None
-        if rest is not None:
-            self.pace.add(prompts, seconds - rest)
-        self.cost.add(n_tokens, seconds)
-
-    def _budget(self, demands: list[Demand]) -> int:
-        """Tokens of the next step."""
-        limits = self.limits
-        generating = sum([d.generating for d in demands])
-        if not 0 < generating < len(demands):  # nobody's gap, or no prompt that could stretch it
-            return limits.budget
-        generating = min(generating, limits.max_rows)
-        within = None if limits.gap is None else self._within(limits.gap, generating)
-        if within is None:
-            within = limits.busy_budget
-        least = generating + limits.least_budget
-        return min(limits.budget, max(self.program.width(within), least))
-
-    def _back(self, demands: list[Demand]) -> int:
-        """Pages that may come back from host memory in the next step: where rows generate, as many
-        as take half of what the gap leaves."""
-        generating = min(sum([d.generating for d in demands]), self.limits.max_rows)
-        gap, swap = self.limits.gap, self.swap
-        room = self._room(gap, generating) if gap is not None and generating else None
-        if swap is None or room is None:
-            return self.pool.n_pages
-        return max(1, int(room / 2 / max(swap.copy_seconds, 1e-9)))
-
-    def _room(self, gap: float, generating: int) -> float | None:
-        """Seconds that may come between one token of the generating rows and the next, besides
-        what these take alone; None if that is unknown. Half as long as they take in any case: on a
-        slow machine they alone may be longer than the gap, and others must get in."""
-        alone = self.cost.seconds(generating) if generating else 0.0
-        return None if alone is None else max(gap - alone, alone / 2)
-
-    def _within(self, gap: float, generating: int) -> int | None:
-        """Tokens of a step, those of generating rows among them, so that prompts take what the gap
-        leaves; half of that if embeddings wait for their turn behind it."""
-        alone, room = self.cost.seconds(generating), self._room(gap, generating)
-        if alone is None or room is None:
-            return None
-        if self.embeddings:
-            room /= 2
-        more = self.pace.within(room)
-        return self.cost.within(alone + room) if more is None else generating + more
+        self.pacer.learn(n_tokens, prompts, seconds)
 
     def _entered(self, s: Sequence, n_cached: int, not_computed: int) -> None:
         """``s`` has its place for the first time."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from edgerun.engine.draft_source import Draft, Drafter, Widths
 from edgerun.engine.sequence import Sequence as EngineSequence
 
-__all__ = ["Row", "add_drafts", "feed"]
+__all__ = ["Row", "add_drafts", "feed", "guess"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ def add_drafts(
         reserve: finds pages for a sequence and so many tokens of a draft; returns for how many.
     """
     asked = [r for r in rows if r.wants and r.n == 1]
-    drafts = [_draft(r.sequence, most) for r in asked]
+    drafts = [guess(r.sequence, most) for r in asked]
     if not any(d.tokens for d in drafts):
         return
     for r, d, width in zip(asked, drafts, widths(drafts, sum(r.n for r in rows)), strict=True):
@@ -64,7 +64,8 @@ def add_drafts(
             r.origins = d.origins or ((source.name, width),)
 
 
-def _draft(s: EngineSequence, most: int) -> Draft:
+def guess(s: EngineSequence, most: int) -> Draft:
+    """What the drafter of ``s`` expects next: at most ``most`` tokens, fewer near its end."""
     limit = min(s.room - 1, most)
     # What leads shares its page next, which must hold nothing behind the prompt.
     if s.drafter is None or limit < 1 or s.leads:

@@ -227,9 +227,11 @@ def _about(llm: LLM, name: str) -> About:
         family = printable(model.facts.get("general.architecture"))
         fallback = f"llama.cpp {printable(facts.get('version'), 40)} runs {family} models here"
     detail = facts.get("isa") or facts.get("device") or facts.get("version") or ""
+    if "layers" in facts:
+        detail = f"{detail}, {facts['layers']}"
     return About(
         model=name,
-        backend=f"{backend.name} {printable(detail, 40)}".strip(),
+        backend=f"{backend.name} {printable(detail, 64)}".strip(),
         n_ctx=llm.n_ctx,
         size=model.size,
         fallback=fallback,

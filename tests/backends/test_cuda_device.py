@@ -99,8 +99,12 @@ device.download(y, b)
 out.append(float(y[511]))
 z = device.pinned(8).view(np.float32)
 device.fetch(z, b + 2044)
-device.sync()
+mark = device.mark()
+mark.wait()
 out.append(float(z[0]))
+assert gpu.events() == 1
+del mark
+assert gpu.events() == 0
 said = []
 for call, kind in (
     (lambda: device.alloc(1 << 40), OutOfMemoryError),
@@ -168,7 +172,8 @@ sys.modules["cuda"] = None
 from edgerun import LLM
 with LLM({str(path)!r}, n_ctx=64) as llm:
     print(llm.backend.name)
-"""
+""",
+        EDGERUN_HOME=str(tmp_path / "home"),
     )
     assert done.stdout.strip() == "cpu", done.stderr
     assert "pip install 'edgerun[cuda]'" in done.stderr

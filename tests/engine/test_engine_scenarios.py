@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers import gguf_build as gb
 from helpers import scenarios
-from helpers.fake_program import N_VOCAB, FakeProgram, engine, logits_of
+from helpers.fake_program import N_VOCAB, AheadProgram, engine, logits_of
 
 from edgerun.backends.base import F32
 from edgerun.backends.cpu import CPUBackend
@@ -16,24 +16,30 @@ from edgerun.backends.cpu import CPUBackend
 BLOCK = 100
 
 
-class Poisoned(FakeProgram):
+class Poisoned(AheadProgram):
     def predict(self, ids: Sequence[int]) -> F32:
         return scenarios.poisoned(logits_of)(ids)
 
 
 @pytest.mark.parametrize("block", range(20))
-def test_every_request_gets_what_it_gets_alone(block: int) -> None:
-    counts = dict.fromkeys(("preemptions", "evictions", "cached_tokens", "drafts"), 0)
+def test_every_request_gets_what_it_gets_alone(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every other program lets its steps be started ahead."""
+    counts = dict.fromkeys(("preemptions", "evictions", "cached_tokens", "drafts", "ahead"), 0)
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
-        s = scenarios.draw(seed, None, N_VOCAB, 24, poison=True)
+        ahead = 1000 * (seed % 2)
+        params = scenarios.GREEDY if ahead else scenarios.PARAMS
+        s = scenarios.draw(seed, None, N_VOCAB, 24, poison=True, params=params)
         scenarios.expect(s, scenarios.poisoned(logits_of), N_VOCAB)
         program = Poisoned(s.n_pages, s.page_size)
+        program.ahead = ahead
+        monkeypatch.setattr("edgerun.engine.ahead._QUIET", seed // 2 % 5)
         e = engine(s.n_pages, s.page_size, s.limits, program)
         scenarios.run(s, e, seed)
         m = e.metrics()
         counts["preemptions"] += m.preemptions
         counts["evictions"] += m.evictions
         counts["cached_tokens"] += m.cached_tokens
+        counts["ahead"] += program.n_ahead
         counts["drafts"] += sum(d.accepted for d in m.drafts.values())
     assert all(n > 5 for n in counts.values()), counts  # it all did happen
 

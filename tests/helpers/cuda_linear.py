@@ -84,10 +84,11 @@ class Matrix:
         m.launch(g.name, g.grid, g.block, rows, up, self.data.array, I32(self.n), I32(k))
         self.data.check()
 
-    def rows(self, ids: list[int], scale: float = 1.0) -> F32:
+    def rows(self, ids: list[int], scale: float = 1.0, named: list[int] | None = None) -> F32:
         out = simt.Guarded((len(ids), self.k), np.float32)
         g = cw.unpack_rows(self.t, self.k, len(ids))
-        args = (np.array(ids, I32), out.array, I32(self.n), I32(self.k), I32(self.k))
+        others = None if named is None else np.array(named, I32)
+        args = (np.array(ids, I32), others, out.array, I32(self.n), I32(self.k), I32(self.k))
         self.m.launch(g.name, g.grid, g.block, self.data.array, *args, np.float32(scale))
         out.check()
         return out.array

@@ -72,6 +72,10 @@ class Emulation:
         self._driver.memory_used.restype = ctypes.c_size_t
         return int(self._driver.memory_used())
 
+    def events(self) -> int:
+        """Marks that are still kept."""
+        return int(self._driver.events())
+
     def cubin(self, name: str, capability: tuple[int, int]) -> tuple[bytes, str]:
         """Stands for ``cuda_kernels.cubin``: makes a kernel known to the driver."""
         from edgerun.backends import cuda_kernels

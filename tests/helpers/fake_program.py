@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from edgerun.backends.base import F32, Batch, Program
+from edgerun.backends.base import F32, I32, Batch, Program, Rows, Started
+from edgerun.backends.fetched import FetchedRows
+from edgerun.backends.program import filled
 from edgerun.backends.swap import SwapSpace
 from edgerun.core import FinishReason, SamplingParams, Timings, Usage
 from edgerun.engine import Drafter, Engine, Limits, Widths
@@ -137,6 +139,63 @@ class FakeProgram(Program):
 
     def predict(self, ids: Sequence[int]) -> F32:
         return logits_of(ids)
+
+
+class AheadProgram(FakeProgram):
+    """Steps may be started before the ids of those before them are known. It computes them at once,
+    as a device may have when the host comes to ask; what was not waited for is not told, and what
+    the device has written over is gone."""
+
+    ahead = 1000
+
+    def __init__(
+        self, n_pages: int, page_size: int, before: Callable[[Batch], None] | None = None
+    ) -> None:
+        super().__init__(n_pages, page_size, before)
+        self.n_ahead = 0  # started behind a step that was not waited for
+        self.steps: list[FakeStarted] = []  # begun, one way or the other
+
+    def run(self, batch: Batch) -> F32:
+        logits = super().run(batch)
+        self.steps.append(FakeStarted(self, logits, self.best, waited=True))
+        return logits
+
+    def start(self, batch: Batch, after: Started | None = None) -> Started:
+        assert batch.want_best
+        assert batch.outputs.tolist() == list(range(batch.n_rows)) == list(range(batch.n_tokens))
+        assert (after is None) == (batch.tokens >= 0).all()
+        if after is not None:
+            assert isinstance(after, FakeStarted)
+            assert after in self.steps[-2:]
+            self.n_ahead += not after.waited
+            batch = filled(batch, after.ids)
+        logits = super().run(batch)
+        assert self.best is not None
+        self.steps.append(FakeStarted(self, logits, self.best))
+        assert sum(not s.waited for s in self.steps[-3:]) < 3
+        return self.steps[-1]
+
+
+class FakeStarted(Started):
+    def __init__(
+        self, program: AheadProgram, logits: F32, ids: I32 | None, waited: bool = False
+    ) -> None:
+        self._program = program
+        self._logits = logits
+        self.ids = ids if ids is not None else np.zeros(0, np.int32)
+        self.waited = waited
+
+    def wait(self) -> Rows:
+        assert not self.waited
+        self.waited = True
+        self.best = self.ids
+        return FetchedRows(self._fetch, range(len(self._logits)))  # type: ignore[return-value]
+
+    def _fetch(self) -> F32:
+        steps = self._program.steps
+        assert self in steps[-2:]
+        assert self is steps[-1] or not steps[-1].waited
+        return self._logits
 
 
 class FakeSpace(SwapSpace):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from edgerun.backends import cuda_kernels
 from edgerun.backends.base import Memory
-from edgerun.backends.cuda_device import Bytes, Device, Graph, Launch
+from edgerun.backends.cuda_device import Bytes, Device, Graph, Launch, Mark
 from edgerun.errors import BackendError, OutOfMemoryError
 from helpers import simt
 
@@ -56,7 +57,8 @@ def module(file: Path, expression: str, arch: int) -> simt.Module:
 
 
 class HostDevice(Device):
-    """See the module's docstring. Memory starts as NaN and lies between canaries.
+    """See the module's docstring. Memory starts as NaN and lies between canaries. Everything is
+    done as late as a device may do it: when somebody waits for it; or at once, if it is ``eager``.
 
     Args:
         total: bytes of memory it claims to have.
@@ -65,7 +67,13 @@ class HostDevice(Device):
 
     name = "harness"
 
-    def __init__(self, total: int = 256 * MIB, capability: tuple[int, int] = (8, 9)) -> None:
+    def __init__(
+        self,
+        total: int = 256 * MIB,
+        capability: tuple[int, int] = (8, 9),
+        eager: bool = False,
+    ) -> None:
+        self.eager = eager
         self.capability = capability
         self.total = total
         self.used = 0
@@ -74,8 +82,10 @@ class HostDevice(Device):
         self.n_replays = 0
         self.order = (0, 1)  # of threads, one of simt.ORDERS
         self._memory: dict[int, simt.Guarded] = {}
-        self._fetches: list[tuple[Bytes, Bytes]] = []  # under way: destination, content
-        self._lock = threading.Lock()
+        self._pinned: list[Bytes] = []
+        self._queue: deque[Callable[[], object]] = deque()
+        self._n_done = 0  # of all that was ever queued
+        self._lock = threading.RLock()
         self._kernels: dict[str, tuple[simt.Module, str]] = {}
 
     def memory(self) -> Memory:
@@ -92,12 +102,14 @@ class HostDevice(Device):
         return int(memory.array.ctypes.data)
 
     def free(self, address: int) -> None:
+        self.sync()
         memory = self._memory.pop(address)
         memory.check()
         self.used -= memory.array.nbytes
 
     def pinned(self, nbytes: int) -> Bytes:
-        return np.full(nbytes, 0xFF, np.uint8)
+        self._pinned.append(np.full(nbytes, 0xFF, np.uint8))
+        return self._pinned[-1]
 
     def _at(self, address: int, nbytes: int) -> Bytes:
         for start, memory in self._memory.items():
@@ -105,29 +117,56 @@ class HostDevice(Device):
                 return memory.array[address - start : address - start + nbytes]
         raise BackendError(f"{nbytes} bytes at {address:#x} are not the device's")
 
+    # -- the order of things ----------------------------------------------------------------
+
+    def _later(self, do: Callable[[], object]) -> None:
+        assert not self.closed
+        with self._lock:
+            self._queue.append(do)
+            if self.eager:
+                self._upto(self._n_done + 1)
+
+    def _upto(self, n: int) -> None:
+        with self._lock:
+            while self._n_done < n:
+                self._n_done += 1
+                self._queue.popleft()()
+
+    def mark(self) -> Mark:
+        with self._lock:
+            return _HostMark(self, self._n_done + len(self._queue))
+
+    def sync(self) -> None:
+        self.mark().wait()
+
     def upload(self, address: int, data: npt.NDArray[Any]) -> None:
+        """Pinned memory is read when its turn comes."""
         assert data.flags.c_contiguous
-        self.sync()
-        if data.nbytes:
-            self._at(address, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
+        if not data.nbytes:
+            return
+        source = data.reshape(-1).view(np.uint8)
+        if not any(np.shares_memory(source, p) for p in self._pinned):
+            source = source.copy()
+        target = self._at(address, data.nbytes)
+        self._later(lambda: np.copyto(target, source))
 
     def fetch(self, data: npt.NDArray[Any], address: int) -> None:
-        """As late as a device may do it: who looks before a wait sees what was there."""
-        content = self._at(address, data.nbytes).copy()
-        with self._lock:
-            self._fetches.append((data, content))
+        if data.nbytes:
+            source, target = self._at(address, data.nbytes), data.reshape(-1).view(np.uint8)
+            self._later(lambda: np.copyto(target, source))
 
     def download(self, data: npt.NDArray[Any], address: int) -> None:
         assert data.flags.c_contiguous
+        self.fetch(data, address)
         self.sync()
-        if data.nbytes:
-            data.reshape(-1).view(np.uint8)[:] = self._at(address, data.nbytes)
 
     def copy(self, dst: int, src: int, nbytes: int) -> None:
-        self._at(dst, nbytes)[:] = self._at(src, nbytes)
+        source, target = self._at(src, nbytes), self._at(dst, nbytes)
+        self._later(lambda: np.copyto(target, source))
 
     def zero(self, address: int, nbytes: int) -> None:
-        self._at(address, nbytes)[:] = 0
+        self._at(address, nbytes)
+        self._later(lambda: self._at(address, nbytes).fill(0))
 
     def kernel(self, name: str) -> Any:
         if name not in self._kernels:
@@ -141,30 +180,39 @@ class HostDevice(Device):
         """Nothing: what a test does not run need not be built."""
 
     def launch(self, launch: Launch) -> None:
-        assert not self.closed
         module, expression = launch.kernel
+        order = self.order
         self.n_launches += 1
-        with simt.ordered(module, self.order):
-            module.launch(expression, launch.grid, launch.block, *launch.args, shared=launch.smem)
+
+        def run() -> None:
+            with simt.ordered(module, order):
+                args, smem = launch.args, launch.smem
+                module.launch(expression, launch.grid, launch.block, *args, shared=smem)
+
+        self._later(run)
 
     def capture(self, launches: Sequence[Launch]) -> Graph:
         return _HostGraph(self, list(launches))
 
     def check(self) -> None:
         """Fail if something wrote beside the memory it was given."""
+        self.sync()
         for memory in self._memory.values():
             memory.check()
-
-    def sync(self) -> None:
-        with self._lock:
-            for data, content in self._fetches:
-                data[:] = content
-            self._fetches.clear()
 
     def close(self) -> None:
         self.check()
         self.closed = True
         self._memory.clear()
+
+
+class _HostMark(Mark):
+    def __init__(self, device: HostDevice, n: int) -> None:
+        self._device = device
+        self._n = n
+
+    def wait(self) -> None:
+        self._device._upto(self._n)
 
 
 class _HostGraph(Graph):

@@ -29,6 +29,8 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.8, "ignore_eos": True},
     {"temperature": 1.1, "repeat_penalty": 1.2, "frequency_penalty": 0.3, "ignore_eos": True},
 ]
+#: Mostly such as let a step start before the ids of the one before it are known.
+GREEDY = PARAMS[:2] * 5 + PARAMS[2:]
 #: Prompts that begin with it give NaN logits from ``POISON_AT`` tokens on.
 POISON, POISON_AT = 13, 9
 
@@ -75,7 +77,14 @@ def poisoned(predict: Predict) -> Predict:
     return wrong
 
 
-def draw(seed: int, page_size: int | None, n_vocab: int, ctx: int, poison: bool) -> Scenario:
+def draw(
+    seed: int,
+    page_size: int | None,
+    n_vocab: int,
+    ctx: int,
+    poison: bool,
+    params: Sequence[dict[str, Any]] = PARAMS,
+) -> Scenario:
     """A scenario. Prompts share starts, and a pool may hold no more than one context."""
     r = random.Random(seed)
     size = page_size or r.randint(1, 5)
@@ -95,7 +104,7 @@ def draw(seed: int, page_size: int | None, n_vocab: int, ctx: int, poison: bool)
                 prompt=prompt,
                 max_tokens=r.choice([0, 1, 5, ctx // 2]) if not shift else ctx,
                 seed=i,
-                params=r.choice(PARAMS),
+                params=r.choice(params),
                 n=r.choice([1, 1, 1, 1, 2, 3]),
                 priority=r.choice([0, 0, 0, -1, 2]),
                 cancel=r.randint(0, 25) if r.random() < 0.15 else None,
@@ -207,7 +216,8 @@ def run_on_backend(
     runner = Runner(path, backend, n_ctx=128, n_pages=20)
     cached = drafts = 0
     for seed in seeds:
-        s = draw(seed, PAGE_SIZE, n_vocab, ctx, poison=False)
+        params = PARAMS if seed % 2 else GREEDY
+        s = draw(seed, PAGE_SIZE, n_vocab, ctx, poison=False, params=params)
         expect(s, predict, n_vocab)
         n_pages = min(20, s.n_pages)
         e = Engine(runner.program, n_pages, PAGE_SIZE, s.limits, copy_page=runner.kv.copy_page)

@@ -19,6 +19,7 @@ class Scripted:
     right: Sequence[int]
     length: int = 6
     name: str = "scripted"
+    quick: bool = True
     text: list[int] = field(default_factory=list)
     guesses: int = 0
     asked: list[int] = field(default_factory=list)

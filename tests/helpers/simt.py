@@ -222,7 +222,12 @@ def _dims(d: int | Sequence[int]) -> Any:
 
 
 @functools.cache
-def build(
+def build(path: Path, names: tuple[str, ...] = (), **options: Any) -> Module:
+    """:func:`library`, loaded."""
+    return Module(library(path, names, **options))
+
+
+def library(
     path: Path,
     names: tuple[str, ...] = (),
     *,
@@ -231,8 +236,9 @@ def build(
     defines: tuple[str, ...] = (),
     source: str | None = None,
     optimize: str = "-O1",
-) -> Module:
-    """The library of a kernel file, its ``extern "C"`` kernels or the template instances ``names``.
+) -> Path:
+    """Compile a kernel file, its ``extern "C"`` kernels or the template instances ``names``, unless
+    its library lies in the cache.
 
     Args:
         path: the .cu file; includes are found beside it.
@@ -240,19 +246,6 @@ def build(
         sanitizer: ``asan`` (with undefined behaviour) or ``tsan``; the process must have it loaded.
         source: text in place of the file's, e.g. with a bug planted.
     """
-    return Module(library(path, names, arch, sanitizer, defines, source, optimize))
-
-
-def library(
-    path: Path,
-    names: tuple[str, ...] = (),
-    arch: int = 890,
-    sanitizer: str = "",
-    defines: tuple[str, ...] = (),
-    source: str | None = None,
-    optimize: str = "-O1",
-) -> Path:
-    """Compile what :func:`build` loads, unless it lies in the cache."""
     text = path.read_text() if source is None else source
     entries = names or tuple(entry_points(text))
     unit = f'#include "cuda_shim.h"\n#line 1 "{path}"\n{text}\n'
@@ -288,7 +281,7 @@ def build_all(jobs: Sequence[tuple[Path, tuple[str, ...]]], arch: int = 890) -> 
     """Compile several libraries at once, two at a time, for later calls of :func:`build`."""
     compiler()
     with ThreadPoolExecutor(2) as pool:
-        for done in [pool.submit(library, path, names, arch) for path, names in jobs]:
+        for done in [pool.submit(library, path, names, arch=arch) for path, names in jobs]:
             done.result()
 
 

@@ -77,6 +77,9 @@ def test_rows_come_back_bit_for_bit(row: tuple[T, int, int]) -> None:
     assert (bits(w.rows(picked)) == bits(weights[picked])).all()
     assert (bits(w.rows(picked, 0.25)) == bits(weights[picked] * np.float32(0.25))).all()
     assert np.isnan(w.rows([-1, n, 2**30])).all()
+    found = w.rows([-3, 0, -1, -2], named=[n - 1, -1, n // 2])  # what a step before it found
+    assert (bits(found[[0, 1, 2]]) == bits(weights[[n // 2, 0, n - 1]])).all()
+    assert np.isnan(found[3]).all()
 
 
 @pytest.mark.parametrize("order", simt.ORDERS[1:], ids=["falling", "random1", "random2"])

@@ -43,7 +43,7 @@ for t in {types!r}:
     for tokens in (1, 9, 20):
         plain.run(x[:tokens], bias, np.zeros((tokens, 17), np.float32))
     pair.run(x, epilogue=cw.Epilogue.GELU_MUL)
-    plain.rows([0, 16, 17])
+    plain.rows([0, -2, 17], named=[3, 16])
     print("done", t)
 """
 

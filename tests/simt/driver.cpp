@@ -39,6 +39,7 @@ using Run = int (*)(const char* symbol, const unsigned* grid, const unsigned* bl
 std::vector<Kernel*> kernels;
 Run run = nullptr;
 size_t total = size_t(1) << 30, used = 0;
+int n_events = 0;
 int capability = 89, version = 13000, n_devices = 1;
 thread_local void* current = nullptr;  // context
 int context;
@@ -188,6 +189,11 @@ int MemsetD8(uint64_t dst, unsigned char v, size_t n, void*) {
   return memset(reinterpret_cast<void*>(dst), v, n), current ? OK : 201;
 }
 
+int EventCreate(void** event, unsigned) { return *event = new char, n_events++, current ? OK : 201; }
+int EventRecord(void*, void*) { return current ? OK : 201; }
+int EventSynchronize(void*) { return current ? OK : 201; }
+int EventDestroy(void* event) { return delete static_cast<char*>(event), n_events--, OK; }
+
 struct Entry {
   const char* name;
   void* function;
@@ -216,7 +222,8 @@ const Entry entries[] = {
     ENTRY("LaunchKernel", LaunchKernel), ENTRY("MemAlloc", MemAlloc), ENTRY("MemFree", MemFree),
     ENTRY("MemAllocHost", MemAllocHost), ENTRY("MemFreeHost", MemFreeHost), ENTRY("MemGetInfo", MemGetInfo),
     ENTRY("MemcpyHtoDAsync", MemcpyHtoD), ENTRY("MemcpyDtoHAsync", MemcpyDtoH), ENTRY("MemcpyDtoDAsync", MemcpyDtoD),
-    ENTRY("MemsetD8Async", MemsetD8),
+    ENTRY("MemsetD8Async", MemsetD8), ENTRY("EventCreate", EventCreate), ENTRY("EventRecord", EventRecord),
+    ENTRY("EventSynchronize", EventSynchronize), ENTRY("EventDestroy", EventDestroy),
 };
 
 // One function for each name that is not here, so that it can say which it is.
@@ -256,4 +263,5 @@ void add_kernel(const char* symbol, int n, const unsigned* sizes) {
   kernels.push_back(new Kernel{symbol, std::vector<unsigned>(sizes, sizes + n)});
 }
 size_t memory_used() { return used; }
+int events() { return n_events; }
 }

@@ -15,6 +15,7 @@ class Guesser(Protocol):
     """A source that can be asked for what follows tokens not committed yet."""
 
     name: str
+    quick: bool
 
     def extend(self, ids: Sequence[int]) -> None: ...
 
@@ -30,6 +31,7 @@ class ForcedDrafter:
     """
 
     name = "forced"
+    quick = False
 
     def __init__(self, constraint: TokenConstraint, then: Guesser | None = None) -> None:
         self._constraint = constraint

@@ -100,6 +100,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    quick = False
 
     def __init__(self, model: DraftModel) -> None:
         self.pages: list[int] = []
@@ -204,6 +205,7 @@ class BestDrafter:
     """Copies what the text repeats, and asks a model where that promises more."""
 
     name = "model"
+    quick = False
 
     def __init__(self, ngram: NgramDrafter, model: ModelDrafter) -> None:
         self._ngram = ngram

@@ -70,6 +70,7 @@ class NgramDrafter:
     """
 
     name = "ngram"
+    quick = True
 
     def __init__(
         self,

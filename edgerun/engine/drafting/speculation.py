@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from edgerun.backends.base import F32, Batch, Program
+from edgerun.backends.base import F32, Batch, Program, Rows, Started
 from edgerun.engine.draft_source import Account, Draft, Drafter
 from edgerun.engine.drafting.costs import StepCosts
 from edgerun.engine.drafting.forced import ForcedDrafter, Guesser
@@ -57,7 +57,7 @@ class AccountedDrafter:
     """A source of drafts with an account of what they gain and lose."""
 
     def __init__(self, source: Drafter, account: Account) -> None:
-        self.name = source.name
+        self.name, self.quick = source.name, source.quick
         self._source = source
         self._account = account
         self._begun = False
@@ -82,8 +82,10 @@ class TimedProgram(Program):
 
     def __init__(self, program: Program, costs: StepCosts) -> None:
         self.n_vocab = program.n_vocab
+        self.ahead = program.ahead
         self._program = program
         self._costs = costs
+        self._ended = 0.0  # the last step that was started
 
     def width(self, most: int) -> int:
         return self._program.width(most)
@@ -95,3 +97,27 @@ class TimedProgram(Program):
         if len(batch.outputs) == batch.n_tokens:  # a part of a prompt has fewer logits
             self._costs.observe(batch.n_tokens, time.perf_counter() - start)
         return logits
+
+    def start(self, batch: Batch, after: Started | None = None) -> Started:
+        behind = after.step if isinstance(after, _TimedStep) else after
+        return _TimedStep(self, self._program.start(batch, behind), batch.n_tokens)
+
+    def ended(self, width: int, began: float) -> None:
+        """A step that was started ``began`` is over. It took the time since the one before."""
+        now = time.perf_counter()
+        self._costs.observe(width, now - max(began, self._ended))
+        self._ended = now
+
+
+class _TimedStep(Started):
+    def __init__(self, program: TimedProgram, step: Started, width: int) -> None:
+        self.step = step
+        self._program = program
+        self._width = width
+        self._began = time.perf_counter()
+
+    def wait(self) -> Rows:
+        rows = self.step.wait()
+        self.best = self.step.best
+        self._program.ended(self._width, self._began)
+        return rows

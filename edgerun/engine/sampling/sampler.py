@@ -120,6 +120,11 @@ class Sampler:
         return self._greedy and not self._stages and self._logprobs is None
 
     @property
+    def plain(self) -> bool:
+        """Whether it is one in any case."""
+        return self.greedy_fast and self._constraint is None
+
+    @property
     def ended(self) -> bool:
         """Whether a constraint allows nothing more."""
         return self._constraint is not None and self._constraint.ended
