@@ -10,7 +10,7 @@ the batch. ``exact`` keeps to kernels that do not.
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ except ImportError as e:  # not installed, or for another system
         "with Apple Silicon"
     ) from None
 
+from edgerun.backends.mlx_elementwise import Elementwise
 from edgerun.backends.mlx_kernels import QUANTIZED
 from edgerun.backends.mlx_kv import KV_TYPES, MLXKVPool, pool_bytes
 from edgerun.backends.mlx_ops import Mode
@@ -63,7 +64,7 @@ class MLXBackend(base.Backend):
         narrow = (self.metal and not exact) if narrow is None else narrow
         self.batch_invariant = exact
         kernels = self.metal if kernels is None else kernels
-        self._mode = Mode(self.metal, kernels, narrow, exact, self._fuse)
+        self._mode = Mode(self.metal, kernels, narrow, exact, Elementwise(self.metal))
         #: Types that stay as the file has them; if exact, all that our kernels read.
         self._raw = QUANTIZED if kernels and exact else UNPACKED_ONLY
         self._scale_type = np.float16 if narrow else np.float32
@@ -72,10 +73,6 @@ class MLXBackend(base.Backend):
         if self.metal:
             mx.set_cache_limit(_CACHE)
             self._wired = _wire(self._total)
-
-    def _fuse(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-        # On a CPU MLX would run a C++ compiler for each.
-        return mx.compile(function, shapeless=True) if self.metal else function
 
     def memory(self) -> base.Memory:
         """Of the GPU's share of the computer's memory, or of all of it."""
@@ -157,7 +154,7 @@ class MLXBackend(base.Backend):
         self._reserve(pool_bytes(layers, kv_type) * n_pages, what)
         try:
             with mx.stream(self._device):
-                return MLXKVPool(layers, n_pages, kv_type)
+                return MLXKVPool(layers, n_pages, kv_type, self._mode.fused)
         except (RuntimeError, MemoryError) as e:
             raise failure(e, what) from e
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,6 +11,7 @@ import mlx.core as mx
 from edgerun.backends import mlx_metal
 from edgerun.backends.base import Attention, Rope
 from edgerun.backends.mlx_attention import attend, attend_exactly
+from edgerun.backends.mlx_elementwise import Elementwise
 from edgerun.backends.mlx_kv import MLXKVPool
 from edgerun.backends.mlx_step import Step
 from edgerun.backends.mlx_weights import Affine, Matrix, Packed, Vector, one_by_one
@@ -31,30 +31,14 @@ class Mode:
         kernels: with our own kernels.
         narrow: whether what meets affine matrices is rounded to float16, as their scales are.
         exact: a row's bits do not depend on the rest of the batch.
-        fuse: makes one kernel of a function of elements.
+        fused: functions of elements.
     """
 
     metal: bool
     kernels: bool
     narrow: bool
     exact: bool
-    fuse: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
-
-    def functions(self) -> dict[str, Callable[..., mx.array]]:
-        return {f.__name__: self.fuse(f) for f in (silu, gelu, capped)}
-
-
-def silu(gate: mx.array, up: mx.array) -> mx.array:
-    return gate * mx.sigmoid(gate) * up
-
-
-def gelu(gate: mx.array, up: mx.array) -> mx.array:
-    z = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate * gate * gate)
-    return 0.5 * gate * (1 + mx.tanh(z)) * up
-
-
-def capped(x: mx.array, cap: mx.array) -> mx.array:
-    return cap * mx.tanh(x / cap)
+    fused: Elementwise
 
 
 class MLXOps:
@@ -65,13 +49,11 @@ class MLXOps:
         step: Step,
         kv: MLXKVPool,
         mode: Mode,
-        functions: dict[str, Callable[..., mx.array]],
         ropes: dict[Rope, int],
     ) -> None:
         self._step = step
         self._kv = kv
         self._mode = mode
-        self._functions = functions
         self._ropes = ropes
         self._unbounded: mx.array | None = None  # what may exceed float16
 
@@ -103,28 +85,30 @@ class MLXOps:
             if isinstance(w, Packed):
                 x, top = self._narrowed(x)
                 if n <= mlx_metal.SOME:
-                    return _widened(mlx_metal.tiled(x, w), top)
+                    return self._widened(mlx_metal.tiled(x, w), top)
                 kind = "float16" if mode.narrow else "float32"
-                return _widened(x @ mlx_metal.unpacked(w, kind).T, top)
+                return self._widened(x @ mlx_metal.unpacked(w, kind).T, top)
         if not isinstance(w, Affine):
             return w.times(x, alone=mode.exact)
         if mode.exact:  # on a CPU each row is multiplied by itself anyway
             return one_by_one(x, w.product) if mode.metal else w.product(x)
         by_codes = mode.metal or n <= _FEW
         x, top = self._narrowed(x)
-        return _widened(w.product(x) if by_codes else w.times(x.astype(mx.float32)), top)
+        return self._widened(w.product(x) if by_codes else w.times(x.astype(mx.float32)), top)
 
     def _narrowed(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
         """``x`` as products take it, and what to multiply their results by. Norms bound what they
         give; what gated units give is brought into float16's range by the largest of a row."""
         if not self._mode.narrow:
             return x, None
-        top = None
-        if x is self._unbounded:
-            top = mx.abs(x).max(axis=-1, keepdims=True)
-            top = mx.where(top > 0, top, 1.0)
-            x = x / top
-        return x.astype(mx.float16), top
+        if x is not self._unbounded:
+            return x.astype(mx.float16), None
+        x, top = self._mode.fused.narrowed(x)
+        return x, top
+
+    def _widened(self, y: mx.array, top: mx.array | None) -> mx.array:
+        wide: mx.array = y.astype(mx.float32) if top is None else self._mode.fused.widened(y, top)
+        return wide
 
     def rms_norm(self, x: mx.array, weight: Vector, eps: float) -> mx.array:
         if weight.size == x.shape[-1]:
@@ -140,12 +124,11 @@ class MLXOps:
         turned, rest = heads[..., : rope.n_rot], heads[..., rope.n_rot :]
         if rope.interleaved:
             pairs = turned.reshape(n, -1, half, 2)
-            a, b = pairs[..., 0], pairs[..., 1]
-            turned = mx.stack([a * cos - b * sin, a * sin + b * cos], axis=-1)
-            turned = turned.reshape(n, -1, rope.n_rot)
+            both = self._mode.fused.turned(pairs[..., 0], pairs[..., 1], cos, sin)
+            turned = mx.stack(both, axis=-1).reshape(n, -1, rope.n_rot)
         else:
-            a, b = turned[..., :half], turned[..., half:]
-            turned = mx.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+            both = self._mode.fused.turned(turned[..., :half], turned[..., half:], cos, sin)
+            turned = mx.concatenate(both, axis=-1)
         if rope.n_rot < head_dim:
             turned = mx.concatenate([turned, rest], axis=-1)
         return turned.reshape(x.shape)
@@ -171,7 +154,7 @@ class MLXOps:
         return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
     def glu(self, gate: mx.array, up: mx.array, act: Literal["silu", "gelu"]) -> mx.array:
-        self._unbounded = self._functions[act](gate, up)
+        self._unbounded = self._mode.fused.glu[act](gate, up)
         return self._unbounded
 
     def add(self, x: mx.array, y: mx.array) -> mx.array:
@@ -185,12 +168,7 @@ class MLXOps:
 
     def logits(self, x: mx.array, weight: Matrix, softcap: float = 0.0) -> mx.array:
         y = self._product(x, weight)
-        return self._functions["capped"](y, mx.array(softcap)) if softcap > 0 else y
+        return self._mode.fused.capped(y, mx.array(softcap)) if softcap > 0 else y
 
     def hidden(self, x: mx.array) -> mx.array:
         return x
-
-
-def _widened(y: mx.array, top: mx.array | None) -> mx.array:
-    y = y.astype(mx.float32)
-    return y if top is None else y * top

@@ -48,7 +48,6 @@ class MLXProgram(base.Program):
         self._mode = mode
         self._free = free
         self._device = device
-        self._functions = mode.functions()
         recorder = Recorder()
         result = forward(recorder)
         self.n_vocab = result.width
@@ -86,7 +85,7 @@ class MLXProgram(base.Program):
 
     def _run(self, batch: base.Batch, n: int) -> base.F32:
         step = Step(batch, self._tables)
-        ops = MLXOps(step, self._kv, self._mode, self._functions, self._ropes)
+        ops = MLXOps(step, self._kv, self._mode, self._ropes)
         logits = self._forward(cast(base.Ops, ops))
         if n == 0:
             # Waited for all the same: the engine learns from it what steps cost.
@@ -98,8 +97,7 @@ class MLXProgram(base.Program):
             found = _host(logits)
             _settle()
             return found
-        finite = mx.isfinite(logits).all(axis=1)
-        best = mx.where(finite, mx.argmax(logits, axis=1).astype(mx.int32), -1)
+        best = self._mode.fused.best(logits)
         _begin(best, logits, *self._kv.arrays())
         self.best = np.array(best)
         _settle()

@@ -12,6 +12,7 @@ import pytest
 from gguf import dequantize as judge
 from gguf.constants import GGMLQuantizationType as T
 from helpers import mixed_model
+from helpers.golden import full
 from helpers.paths import FIXTURES
 from helpers.runner import Runner, arch_fixtures, check_pages, check_window
 from helpers.weights import gguf_rows
@@ -22,6 +23,7 @@ from helpers.mlx_harness import Kernels  # noqa: E402
 
 from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, Memory, RawTensor, without_head  # noqa: E402
 from edgerun.backends.mlx import MLXBackend  # noqa: E402
+from edgerun.backends.mlx_elementwise import Elementwise  # noqa: E402
 from edgerun.backends.mlx_unpack import UNPACKED  # noqa: E402
 from edgerun.backends.mlx_weights import UNPACKED_ONLY, Affine, load, matrix_bytes  # noqa: E402
 from edgerun.backends.reference import ReferenceBackend  # noqa: E402
@@ -142,7 +144,7 @@ def test_float16_products_of_large_values() -> None:
     backend = MLXBackend(narrow=True)
     w = backend.upload(random_rows(T.Q8_0, 16, 64), "matrix")
     ops = object.__new__(MLXOps)
-    ops._mode, ops._functions = backend._mode, backend._mode.functions()
+    ops._mode = backend._mode
     gate = mx.array(np.full((2, 64), 1000.0, np.float32))
     up = mx.array(np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32) * 1000)
     x = ops.glu(gate, up, "silu")
@@ -393,14 +395,36 @@ def test_facts() -> None:
         fast.new_kv([KVLayer(1, 32)], 1, "q4r")
 
 
-def test_functions_that_mlx_compiles_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU; MLX runs the C++ compiler here."""
-    from edgerun.backends.mlx_ops import silu
+SHAPES = {
+    "silu": [(3, 7)] * 2,
+    "gelu": [(3, 7)] * 2,
+    "capped": [(3, 7), ()],
+    "turned": [(3, 4, 8), (3, 4, 8), (3, 1, 8), (3, 1, 8)],
+    "best": [(3, 40)],
+    "narrowed": [(3, 40)],
+    "widened": [(3, 7), (3, 1)],
+    "quantized": [(3, 2, 2, 32)],
+}
 
-    x = mx.array(np.random.default_rng(0).standard_normal((3, 7)).astype(np.float32) * 5)
-    try:
-        found = mx.compile(silu, shapeless=True)(x, x)
-        mx.eval(found)
-    except RuntimeError as e:
-        pytest.skip(f"MLX cannot compile here: {e}")
-    np.testing.assert_allclose(np.array(found), np.array(silu(x, x)), rtol=1e-5, atol=1e-6)
+
+@pytest.mark.parametrize("name", SHAPES if full() else ["turned", "best"])
+def test_functions_that_mlx_compiles_give_the_same(name: str) -> None:
+    """As on a GPU, and for any number of tokens; MLX runs the C++ compiler here."""
+    both = [Elementwise(fuse) for fuse in (False, True)]
+    plain, compiled = (getattr(e, name, None) or e.glu[name] for e in both)
+    rng = np.random.default_rng(0)
+    for n in (3, 5):
+        shapes = [(n, *s[1:]) if s else s for s in SHAPES[name]]
+        x = [mx.array(rng.standard_normal(s).astype(np.float32) * 5) for s in shapes]
+        try:
+            found = compiled(*x)
+            mx.eval(found)
+        except RuntimeError as e:
+            pytest.skip(f"MLX cannot compile here: {e}")
+        for a, b in zip(_tuple(found), _tuple(plain(*x)), strict=True):
+            assert a.dtype == b.dtype
+            np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-5, atol=1e-6)
+
+
+def _tuple(x: object) -> tuple[mx.array, ...]:
+    return tuple(x) if isinstance(x, list | tuple) else (x,)
