@@ -32,7 +32,8 @@ from edgerun.backends.mlx_elementwise import Elementwise
 from edgerun.backends.mlx_kernels import QUANTIZED
 from edgerun.backends.mlx_kv import KV_TYPES, MLXKVPool, pool_bytes
 from edgerun.backends.mlx_ops import Mode
-from edgerun.backends.mlx_program import MLXProgram, failure
+from edgerun.backends.mlx_program import MLXProgram
+from edgerun.backends.mlx_started import failure
 from edgerun.backends.mlx_weights import UNPACKED_ONLY, Matrix, Vector, load, matrix_bytes
 
 __all__ = ["MLXBackend"]
@@ -153,14 +154,13 @@ class MLXBackend(base.Backend):
         what = f"a KV cache of {n_pages} pages"
         self._reserve(pool_bytes(layers, kv_type) * n_pages, what)
         try:
-            with mx.stream(self._device):
-                return MLXKVPool(layers, n_pages, kv_type, self._mode.fused)
+            return MLXKVPool(layers, n_pages, kv_type, self._mode.fused, self._device)
         except (RuntimeError, MemoryError) as e:
             raise failure(e, what) from e
 
     def prepare(self, forward: base.Forward, kv: base.KVPool, n_ctx: int) -> MLXProgram:
         assert isinstance(kv, MLXKVPool)
-        return MLXProgram(forward, kv, n_ctx, self._mode, lambda: self.memory().free, self._device)
+        return MLXProgram(forward, kv, n_ctx, self._mode, lambda: self.memory().free)
 
     def _reserve(self, size: int, what: str) -> None:
         """A GPU out of memory ends the process, so nothing may come near it."""

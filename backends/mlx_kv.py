@@ -1,14 +1,15 @@
 """KV pages as MLX arrays, one per layer and kind, a token a row: slot = page * 32 + place in it.
 
 MLX arrays do not change. A write makes a new array out of the old one, in the same memory as long
-as nobody else holds the old one: nothing here keeps more than the latest, and a step is over
-before the next one begins.
+as nobody else holds the old one: nothing here keeps more than the latest, and what the device has
+in flight holds what it reads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
@@ -17,6 +18,9 @@ from edgerun.backends import base
 from edgerun.backends.base import PAGE_SIZE
 from edgerun.backends.mlx_elementwise import Elementwise
 from edgerun.errors import BackendError
+
+if TYPE_CHECKING:
+    from edgerun.backends.mlx_started import StartedStep
 
 __all__ = ["BLOCK", "KV_TYPES", "MLXKVPool", "Store", "pool_bytes"]
 
@@ -85,7 +89,12 @@ class MLXKVPool(base.KVPool):
     """K and V of every layer."""
 
     def __init__(
-        self, layers: Sequence[base.KVLayer], n_pages: int, kv_type: str, fused: Elementwise
+        self,
+        layers: Sequence[base.KVLayer],
+        n_pages: int,
+        kv_type: str,
+        fused: Elementwise,
+        device: mx.Device,
     ) -> None:
         self.n_pages = n_pages
         self.kv_type = kv_type
@@ -94,7 +103,21 @@ class MLXKVPool(base.KVPool):
         self.values = [Store(n_pages, layer, kv_type, fused) for layer in layers]
         #: Why the pages can no longer be used: a step failed half way.
         self.lost: BaseException | None = None
-        mx.eval(self.arrays())
+        #: The step started last, unless it is known to be over.
+        self.started: StartedStep | None = None
+        self.device = device
+        with mx.stream(device):
+            mx.eval(self.arrays())
+
+    def settle(self) -> None:
+        """Wait until nothing in flight holds the pages.
+
+        Raises:
+            BackendError, OutOfMemoryError: the step that was under way failed.
+        """
+        last, self.started = self.started, None
+        if last is not None:
+            last.finish()
 
     def arrays(self) -> list[mx.array]:
         return [a for s in (*self.keys, *self.values) for a in s.parts]
@@ -106,6 +129,7 @@ class MLXKVPool(base.KVPool):
 
     def copy_page(self, src: int, dst: int) -> None:
         source, target = self._slots(src), self._slots(dst)
+        self.settle()
         copied = [a[source] for a in self.arrays()]
         mx.eval(copied)
         mx.synchronize()  # a write takes the pool's memory only if nobody reads it
@@ -121,6 +145,7 @@ class MLXKVPool(base.KVPool):
 
     def export_page(self, page: int) -> bytes:
         slots = self._slots(page)
+        self.settle()
         found = [a[slots] for a in self.arrays()]
         mx.eval(found)
         return b"".join(np.array(a).tobytes() for a in found)
@@ -128,6 +153,7 @@ class MLXKVPool(base.KVPool):
     def import_page(self, page: int, data: bytes) -> None:
         if len(data) != self.page_bytes:
             raise BackendError(f"a KV page is {self.page_bytes} bytes, not {len(data)}")
+        self.settle()
         pages = []
         at = 0
         for part in self.arrays():

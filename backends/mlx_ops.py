@@ -12,7 +12,7 @@ from edgerun.backends import mlx_metal
 from edgerun.backends.base import Attention, Rope
 from edgerun.backends.mlx_attention import attend, attend_exactly
 from edgerun.backends.mlx_elementwise import Elementwise
-from edgerun.backends.mlx_kv import MLXKVPool
+from edgerun.backends.mlx_kv import MLXKVPool, Store
 from edgerun.backends.mlx_step import Step
 from edgerun.backends.mlx_weights import Affine, Matrix, Packed, Vector, one_by_one
 
@@ -56,6 +56,7 @@ class MLXOps:
         self._mode = mode
         self._ropes = ropes
         self._unbounded: mx.array | None = None  # what may exceed float16
+        self.attended: list[mx.array] = []  # by each layer, in order
 
     def embed(self, weight: Matrix, scale: float = 1.0) -> mx.array:
         tokens = self._step.tokens
@@ -140,6 +141,11 @@ class MLXOps:
         shape = (-1, spec.n_kv_heads, spec.head_dim)
         keys.write(self._step.slots, k.reshape(shape))
         values.write(self._step.slots, v.reshape(shape))
+        out = self._attend(q, keys, values, spec)
+        self.attended.append(out)
+        return out
+
+    def _attend(self, q: mx.array, keys: Store, values: Store, spec: Attention) -> mx.array:
         step = self._step
         if not self._mode.kernels or spec.head_dim % 4:
             every = attend_exactly if self._mode.exact else attend

@@ -370,7 +370,7 @@ def test_a_step_that_fails_loses_the_pages_and_says_so(monkeypatch: pytest.Monke
         raise RuntimeError("[metal::malloc] Unable to allocate 12 bytes.")
 
     with monkeypatch.context() as m:
-        m.setattr("edgerun.backends.mlx_program.mx.async_eval", fail)
+        m.setattr("edgerun.backends.mlx_started.mx.async_eval", fail)
         with pytest.raises(OutOfMemoryError, match="Unable to allocate"):
             runner.logits([1, 2])
     with pytest.raises(BackendError, match="the KV cache was lost"):
