@@ -9,9 +9,11 @@ the batch. ``exact`` keeps to kernels that do not.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -29,15 +31,17 @@ except ImportError as e:  # not installed, or for another system
     ) from None
 
 from edgerun.backends.mlx_elementwise import Elementwise
+from edgerun.backends.mlx_experts import Stack
 from edgerun.backends.mlx_kernels import QUANTIZED
 from edgerun.backends.mlx_kv import KV_TYPES, MLXKVPool, pool_bytes
-from edgerun.backends.mlx_ops import Mode
+from edgerun.backends.mlx_mode import Mode
 from edgerun.backends.mlx_program import MLXProgram
 from edgerun.backends.mlx_started import failure
 from edgerun.backends.mlx_weights import UNPACKED_ONLY, Matrix, Vector, load, matrix_bytes
 
 __all__ = ["MLXBackend"]
 
+Handle: TypeAlias = Matrix | Stack | Vector
 _CACHE = 512 << 20  # bytes of freed buffers that MLX may keep for reuse
 
 
@@ -56,6 +60,7 @@ class MLXBackend(base.Backend):
 
     name = "mlx"
     kv_types = KV_TYPES
+    features: frozenset[base.Feature] = frozenset(("moe", "sinks"))
 
     def __init__(
         self, exact: bool = False, narrow: bool | None = None, kernels: bool | None = None
@@ -105,22 +110,24 @@ class MLXBackend(base.Backend):
 
     # -- weights ----------------------------------------------------------------------------
 
-    def upload(self, tensor: base.RawTensor, role: base.Role) -> Matrix | Vector:
+    def upload(self, tensor: base.RawTensor, role: base.Role) -> Handle:
         return self.upload_all({"": (tensor, role)})[""]
 
     def upload_all(
         self,
         tensors: Mapping[str, tuple[base.RawTensor, base.Role]],
         taken: base.Taken | None = None,
-    ) -> dict[str, Matrix | Vector]:
+    ) -> dict[str, Handle]:
         """What ``taken`` raises ends it, and nothing of this call stays."""
         keys, wanted = base.distinct(tensors)
         sizes = [
-            4 * t.shape[0] if role == "vector" else matrix_bytes(t, self._scale_type, self._raw)
+            4 * math.prod(t.shape)
+            if role == "vector"
+            else matrix_bytes(_rows_of(t), self._scale_type, self._raw)
             for t, role in wanted.values()
         ]
         self._reserve(sum(sizes), f"{sum(sizes) / 1e6:.0f} MB of weights")
-        handles: dict[str, Matrix | Vector] = {}
+        handles: dict[str, Handle] = {}
         try:
             with mx.stream(self._device):
                 for key, (tensor, role) in wanted.items():
@@ -129,9 +136,7 @@ class MLXBackend(base.Backend):
             raise failure(e, f"{sum(sizes) / 1e6:.0f} MB of weights") from e
         return {name: handles[key] for name, key in keys.items()}
 
-    def _take(
-        self, tensor: base.RawTensor, role: base.Role, taken: base.Taken | None
-    ) -> Matrix | Vector:
+    def _take(self, tensor: base.RawTensor, role: base.Role, taken: base.Taken | None) -> Handle:
         if role == "vector":
             values = dequantize(tensor.data, GGMLType(tensor.type)).reshape(-1)
             vector = Vector(mx.array(values))
@@ -139,9 +144,9 @@ class MLXBackend(base.Backend):
             if taken is not None:
                 taken(tensor, 0, len(tensor.data))
             return vector
-        matrix = load(tensor, self._scale_type, self._raw, taken)
+        matrix = load(_rows_of(tensor), self._scale_type, self._raw, taken)
         mx.eval(matrix.arrays())  # here: another thread could not
-        return matrix
+        return matrix if len(tensor.shape) == 2 else Stack(matrix, tensor.shape[0])
 
     # -- models -----------------------------------------------------------------------------
 
@@ -176,6 +181,12 @@ class MLXBackend(base.Backend):
             mx.set_wired_limit(self._wired)
             self._wired = None
         mx.clear_cache()
+
+
+def _rows_of(tensor: base.RawTensor) -> base.RawTensor:
+    """The matrices of experts as one."""
+    *n, n_in = tensor.shape
+    return dataclasses.replace(tensor, shape=(math.prod(n), n_in))
 
 
 def _working_set() -> int:

@@ -9,6 +9,8 @@ from typing import Any
 
 import mlx.core as mx
 
+from edgerun.backends.base import Activation
+
 __all__ = ["Elementwise"]
 
 Function = Callable[..., Any]
@@ -25,7 +27,9 @@ class Elementwise:
         def made(function: Function) -> Function:
             return mx.compile(function, shapeless=True) if fuse else function
 
-        self.glu = {"silu": made(_silu), "gelu": made(_gelu)}
+        self.glu: dict[Activation, Function] = {
+            "silu": made(_silu), "gelu": made(_gelu), "swiglu_oai": made(_swiglu_oai),
+        }  # fmt: skip
         self.capped = made(_capped)
         self.turned = made(_turned)
         self.best = made(_best)
@@ -41,6 +45,11 @@ def _silu(gate: mx.array, up: mx.array) -> mx.array:
 def _gelu(gate: mx.array, up: mx.array) -> mx.array:
     z = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate * gate * gate)
     return 0.5 * gate * (1 + mx.tanh(z)) * up
+
+
+def _swiglu_oai(gate: mx.array, up: mx.array) -> mx.array:
+    gate, up = mx.minimum(gate, 7.0), mx.clip(up, -7.0, 7.0)
+    return gate * mx.sigmoid(1.702 * gate) * (up + 1)
 
 
 def _capped(x: mx.array, cap: mx.array) -> mx.array:

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import mlx.core as mx
 
 from edgerun.backends import mlx_metal
-from edgerun.backends.base import Attention, Rope
+from edgerun.backends.base import Activation, Attention, Experts, ExpertWeights, Rope
 from edgerun.backends.mlx_attention import attend, attend_exactly
-from edgerun.backends.mlx_elementwise import Elementwise
-from edgerun.backends.mlx_kv import MLXKVPool, Store
+from edgerun.backends.mlx_experts import mixed
+from edgerun.backends.mlx_kv import MLXKVPool
+from edgerun.backends.mlx_mode import Mode
 from edgerun.backends.mlx_step import Step
 from edgerun.backends.mlx_weights import Affine, Matrix, Packed, Vector, one_by_one
 
-__all__ = ["MLXOps", "Mode"]
+__all__ = ["MLXOps"]
 
 #: On a CPU MLX multiplies by codes row after row; from so many rows on, unpacking once is quicker.
 _FEW = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Mode:
-    """How the ops compute.
-
-    Attributes:
-        metal: on a GPU.
-        kernels: with our own kernels.
-        narrow: whether what meets affine matrices is rounded to float16, as their scales are.
-        exact: a row's bits do not depend on the rest of the batch.
-        fused: functions of elements.
-    """
-
-    metal: bool
-    kernels: bool
-    narrow: bool
-    exact: bool
-    fused: Elementwise
 
 
 class MLXOps:
@@ -50,11 +30,13 @@ class MLXOps:
         kv: MLXKVPool,
         mode: Mode,
         ropes: dict[Rope, int],
+        factors: dict[int, mx.array],
     ) -> None:
         self._step = step
         self._kv = kv
         self._mode = mode
         self._ropes = ropes
+        self._factors = factors  # of each layer, once it was met
         self._unbounded: mx.array | None = None  # what may exceed float16
         self.attended: list[mx.array] = []  # by each layer, in order
 
@@ -135,33 +117,46 @@ class MLXOps:
         return turned.reshape(x.shape)
 
     def attention(
-        self, q: mx.array, k: mx.array, v: mx.array, layer: int, spec: Attention
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        layer: int,
+        spec: Attention,
+        sinks: Vector | None = None,
     ) -> mx.array:
         keys, values = self._kv.keys[layer], self._kv.values[layer]
         shape = (-1, spec.n_kv_heads, spec.head_dim)
         keys.write(self._step.slots, k.reshape(shape))
         values.write(self._step.slots, v.reshape(shape))
-        out = self._attend(q, keys, values, spec)
+        out = self._attend(q, layer, spec, None if sinks is None else sinks.values)
         self.attended.append(out)
         return out
 
-    def _attend(self, q: mx.array, keys: Store, values: Store, spec: Attention) -> mx.array:
-        step = self._step
+    def _attend(self, q: mx.array, layer: int, spec: Attention, sinks: mx.array | None) -> mx.array:
+        step, keys, values = self._step, self._kv.keys[layer], self._kv.values[layer]
         if not self._mode.kernels or spec.head_dim % 4:
             every = attend_exactly if self._mode.exact else attend
-            return every(q, keys, values, step, spec)
+            return every(q, keys, values, step, spec, sinks)
         n_rows = len(step.rows) if self._mode.exact else step.n_short(mlx_metal.FEW)
         out = []
         if n_rows:  # those that generate come first
             short = q[: step.rows[n_rows - 1].span.stop]
-            out.append(mlx_metal.attention(short, keys, values, step, n_rows, spec))
+            factors = self._factors.get(layer)
+            if factors is None:
+                factors = self._factors[layer] = mlx_metal.factors(spec, sinks)
+            out.append(mlx_metal.attention(short, keys, values, step, n_rows, spec, factors))
         if n_rows < len(step.rows):
-            out.append(attend(q, keys, values, step, spec, n_rows))
+            out.append(attend(q, keys, values, step, spec, sinks, n_rows))
         return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
-    def glu(self, gate: mx.array, up: mx.array, act: Literal["silu", "gelu"]) -> mx.array:
+    def glu(self, gate: mx.array, up: mx.array, act: Activation) -> mx.array:
         self._unbounded = self._mode.fused.glu[act](gate, up)
         return self._unbounded
+
+    def moe(self, x: mx.array, weights: ExpertWeights, spec: Experts) -> mx.array:
+        (logits,) = self.linear(x, weights.router, bias=[weights.router_bias])
+        return mixed(x, logits, weights, spec, self._mode)
 
     def add(self, x: mx.array, y: mx.array) -> mx.array:
         return x + y

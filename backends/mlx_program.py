@@ -18,7 +18,8 @@ from edgerun.backends import base
 from edgerun.backends.checking import check
 from edgerun.backends.fetched import FetchedRows
 from edgerun.backends.mlx_kv import MLXKVPool
-from edgerun.backends.mlx_ops import MLXOps, Mode
+from edgerun.backends.mlx_mode import Mode
+from edgerun.backends.mlx_ops import MLXOps
 from edgerun.backends.mlx_started import StartedStep, begin, guarded, host
 from edgerun.backends.mlx_step import Step
 from edgerun.backends.recorder import Recorder
@@ -34,7 +35,7 @@ _MEASURED = 64
 class MLXProgram(base.Program):
     """A forward pass over a pool."""
 
-    ahead = True
+    ahead = _MEASURED
 
     def __init__(
         self,
@@ -58,6 +59,7 @@ class MLXProgram(base.Program):
         ropes = dict.fromkeys(n.data["rope"] for n in recorder.nodes if n.kind == "rope")
         self._ropes = {rope: i for i, rope in enumerate(ropes)}
         self._tables = [RopeTable(rope, n_ctx) for rope in ropes]
+        self._factors: dict[int, mx.array] = {}
 
     def run(self, batch: base.Batch) -> base.F32:
         """One step.
@@ -114,7 +116,7 @@ class MLXProgram(base.Program):
 
     def _graph(self, step: Step) -> tuple[mx.array, list[mx.array]]:
         """The result, and what each layer's attention gives; nothing is computed yet."""
-        ops = MLXOps(step, self._kv, self._mode, self._ropes)
+        ops = MLXOps(step, self._kv, self._mode, self._ropes, self._factors)
         result: mx.array = self._forward(cast(base.Ops, ops))
         return result, ops.attended
 
