@@ -25,7 +25,9 @@ def launches() -> list[tuple[str, mk.Launch]]:
     found.append(("rows", mk.launch_rows(w, t, k, ids, "float32")))
     found.append(("gemv_experts", mk.launch_experts(w, t, x, ids, 2)))
     floats = np.zeros((3, 9), np.float32)
-    found.append(("gemv_float_experts", mk.launch_experts(floats, GGMLType.F32, floats[:1], ids, 3)))
+    found.append(
+        ("gemv_float_experts", mk.launch_experts(floats, GGMLType.F32, floats[:1], ids, 3))
+    )
     found.append(("gemv_float", mk.launch_linear(floats, GGMLType.F32, floats)))
     spec = Attention(2, 1, 20, 1.0, 30.0, 40)
     q, kv = np.zeros((1, 2, 20), np.float16), [np.zeros((2, 32, 1, 20), np.int8)] * 2
