@@ -13,14 +13,14 @@ from edgerun.backends.base import Experts, ExpertWeights
 from edgerun.backends.mlx_mode import Mode
 from edgerun.backends.mlx_weights import GROUP, Affine, Floats, Matrix, Packed, Vector
 
-__all__ = ["Stack", "mixed", "routed"]
+__all__ = ["TILE", "Stack", "mixed", "routed"]
 
 #: Pairs of a token and an expert from which on MLX's kernels are quicker with experts in order.
 _SORTED = 64
 #: Pairs to an expert from which on unpacking all experts moves less than reading them pair by pair.
 _UNPACKED = 8
 #: Most bytes of float32 that experts are unpacked to at once, without kernels.
-_TILE = 64 << 20
+TILE = 16 << 20
 
 
 class Stack:
@@ -61,6 +61,8 @@ def mixed(
     x: mx.array, logits: mx.array, weights: ExpertWeights, spec: Experts, mode: Mode
 ) -> mx.array:
     """The weighed sum of the experts that ``logits`` choose: float32 [n_tokens, n_out]."""
+    if not x.shape[0]:  # of a step that wants no logits
+        return mx.zeros((0, weights.down.n_out))
     chosen, share = routed(logits, spec)
     n, used = chosen.shape
     ids, back = chosen.reshape(-1), None
@@ -141,7 +143,7 @@ def _unpacked(x: mx.array, w: Stack, ids: mx.array) -> mx.array:
     """Without kernels: every pair's expert is unpacked, some at a time. Bits depend on the pair
     alone."""
     pairs = ids.shape[0]
-    step = max(1, _TILE // (4 * w.n_out * w.n_in))
+    step = max(1, TILE // (4 * w.n_out * w.n_in))
     every, parts = mx.arange(w.n_out), []
     x = x.astype(mx.float32)[mx.arange(pairs) // (pairs // x.shape[0])]
     for i in range(0, pairs, step):

@@ -18,6 +18,7 @@ from edgerun.backends import base
 from edgerun.backends.checking import check
 from edgerun.backends.fetched import FetchedRows
 from edgerun.backends.mlx_kv import MLXKVPool
+from edgerun.backends.mlx_memory import StepMemory
 from edgerun.backends.mlx_mode import Mode
 from edgerun.backends.mlx_ops import MLXOps
 from edgerun.backends.mlx_started import StartedStep, begin, guarded, host
@@ -54,7 +55,7 @@ class MLXProgram(base.Program):
         recorder = Recorder()
         result = forward(recorder)
         self.n_vocab = result.width
-        self._widest = max(n.width for n in recorder.nodes)
+        self._memory = StepMemory.of(recorder.nodes, mode)
         self._n_tokens = next(n.data["weight"].n_out for n in recorder.nodes if n.kind == "embed")
         ropes = dict.fromkeys(n.data["rope"] for n in recorder.nodes if n.kind == "rope")
         self._ropes = {rope: i for i, rope in enumerate(ropes)}
@@ -122,11 +123,12 @@ class MLXProgram(base.Program):
 
     def _reserve(self, batch: base.Batch) -> None:
         """Refuse what the device would run out of memory with: by then it ends the process."""
-        n, outputs = batch.n_tokens, len(batch.outputs)
+        n = batch.n_tokens
         if n <= _MEASURED:
             return
-        longest = int((np.diff(batch.row_start) + batch.n_past).max())
-        need = 4 * (4 * n * self._widest + 2 * outputs * self.n_vocab + n * longest)
+        new = np.diff(batch.row_start).tolist()
+        rows = list(zip(batch.n_past.tolist(), new, strict=True))
+        need = self._memory.of_step(rows, len(batch.outputs))
         free = self._free()
         if need > free:
             raise OutOfMemoryError(

@@ -24,6 +24,8 @@ from helpers.mlx_harness import Kernels  # noqa: E402
 from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, Memory, RawTensor, without_head  # noqa: E402
 from edgerun.backends.mlx import MLXBackend  # noqa: E402
 from edgerun.backends.mlx_elementwise import Elementwise  # noqa: E402
+from edgerun.backends.mlx_experts import TILE  # noqa: E402
+from edgerun.backends.mlx_memory import StepMemory  # noqa: E402
 from edgerun.backends.mlx_unpack import UNPACKED  # noqa: E402
 from edgerun.backends.mlx_weights import UNPACKED_ONLY, Affine, load, matrix_bytes  # noqa: E402
 from edgerun.backends.reference import ReferenceBackend  # noqa: E402
@@ -360,6 +362,30 @@ def test_memory_that_does_not_suffice(mixed: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(OutOfMemoryError, match="step of 500 tokens"):
         runner.logits(list(range(3, 28)) * 20)
     assert same_bits(expected, runner.logits([5, 6, 7]))
+
+
+@pytest.mark.parametrize("name", ["llama3", "gemma2", "gpt_oss", "qwen3moe"])
+def test_a_step_takes_what_was_reserved_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not a small part of that: with a long text before it, capped scores, experts."""
+    runner = run(name, n_ctx=1024, n_pages=40)
+    asked = []
+    of_step = StepMemory.of_step
+
+    def noted(self: StepMemory, rows: list[tuple[int, int]], n_outputs: int) -> int:
+        asked.append(of_step(self, rows, n_outputs))
+        return asked[-1]
+
+    monkeypatch.setattr(StepMemory, "of_step", noted)
+    sequence = runner.begin()
+    for n, outputs in ((512, []), (300, range(300))):
+        mx.synchronize()
+        mx.clear_cache()
+        mx.reset_peak_memory()
+        before = mx.get_active_memory()
+        runner.step([(sequence, [5] * n, outputs)])
+        took = mx.get_peak_memory() - before
+        experts = 3 * TILE if name in ("gpt_oss", "qwen3moe") else 0
+        assert took < asked[-1] < 4 * took + experts
 
 
 def test_a_step_that_fails_loses_the_pages_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
