@@ -37,7 +37,8 @@ from edgerun.backends.mlx_kv import KV_TYPES, MLXKVPool, pool_bytes
 from edgerun.backends.mlx_mode import Mode
 from edgerun.backends.mlx_program import MLXProgram
 from edgerun.backends.mlx_started import failure
-from edgerun.backends.mlx_weights import UNPACKED_ONLY, Matrix, Vector, load, matrix_bytes
+from edgerun.backends.mlx_unpack import UNPACKED
+from edgerun.backends.mlx_weights import Matrix, Vector, load, matrix_bytes
 
 __all__ = ["MLXBackend"]
 
@@ -50,7 +51,7 @@ class MLXBackend(base.Backend):
 
     Args:
         exact: a row's logits have the same bits whatever else is in the batch; slower.
-        narrow: multiply by affine matrices in float16 with float16 scales, instead of float32;
+        narrow: multiply by matrices of groups in float16 with float16 scales, instead of float32;
             ``None`` = on a GPU.
         kernels: use our own Metal kernels; ``None`` = on a GPU.
 
@@ -72,7 +73,7 @@ class MLXBackend(base.Backend):
         kernels = self.metal if kernels is None else kernels
         self._mode = Mode(self.metal, kernels, narrow, exact, Elementwise(self.metal))
         #: Types that stay as the file has them; if exact, all that our kernels read.
-        self._raw = QUANTIZED if kernels and exact else UNPACKED_ONLY
+        self._raw = QUANTIZED if kernels and exact else UNPACKED
         self._scale_type = np.float16 if narrow else np.float32
         self._total = _working_set() if self.metal else host_memory().total
         self._wired: int | None = None

@@ -11,7 +11,7 @@ import mlx.core as mx
 from edgerun.backends import mlx_metal
 from edgerun.backends.base import Experts, ExpertWeights
 from edgerun.backends.mlx_mode import Mode
-from edgerun.backends.mlx_weights import GROUP, Affine, Floats, Matrix, Packed, Vector
+from edgerun.backends.mlx_weights import Floats, Grouped, Matrix, Packed, Vector
 
 __all__ = ["TILE", "Stack", "mixed", "routed"]
 
@@ -34,10 +34,6 @@ class Stack:
 
     def arrays(self) -> list[mx.array]:
         return self.matrix.arrays()
-
-    def apart(self, rows: mx.array) -> mx.array:
-        """An array of a line for each row of the matrix as [n_experts, n_out, ...]."""
-        return rows.reshape(self.n_experts, self.n_out, *rows.shape[1:])
 
 
 def routed(logits: mx.array, spec: Experts) -> tuple[mx.array, mx.array]:
@@ -102,15 +98,8 @@ def _product(x: mx.array, w: Stack, ids: mx.array, mode: Mode) -> mx.array:
     """float32 [pairs, n_out] of ``x`` [pairs / shared, n_in], where consecutive pairs may share
     one, and experts ``ids`` [pairs]."""
     m, pairs = w.matrix, ids.shape[0]
-    if isinstance(m, Affine) and not (mode.exact and mode.metal):
-        arrays = [w.apart(a) for a in m.arrays()]
-        return _gathered(
-            x, ids,
-            lambda x, ids, in_order: mx.gather_qmm(
-                x, *arrays, rhs_indices=ids, transpose=True, group_size=GROUP, bits=m.bits,
-                sorted_indices=in_order,
-            ),
-        )  # fmt: skip
+    if isinstance(m, Grouped) and not (mode.exact and mode.metal):
+        return _gathered(x, ids, lambda x, ids, order: m.products(x, ids, w.n_experts, order))
     if not (mode.kernels and mlx_metal.takes(m)):
         return _unpacked(x, w, ids)
     if mode.exact or pairs <= _UNPACKED * w.n_experts:
@@ -120,12 +109,10 @@ def _product(x: mx.array, w: Stack, ids: mx.array, mode: Mode) -> mx.array:
     else:
         assert isinstance(m, Floats)
         rows = m.values.astype(x.dtype)
-    columns = w.apart(rows).swapaxes(1, 2)
+    columns = rows.reshape(w.n_experts, w.n_out, w.n_in).swapaxes(1, 2)
     return _gathered(
         x, ids,
-        lambda x, ids, in_order: mx.gather_mm(
-            x, columns, rhs_indices=ids, sorted_indices=in_order
-        ),
+        lambda x, ids, order: mx.gather_mm(x, columns, rhs_indices=ids, sorted_indices=order),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ class Mode:
     Attributes:
         metal: on a GPU.
         kernels: with our own kernels.
-        narrow: whether what meets affine matrices is rounded to float16, as their scales are.
+        narrow: whether what meets matrices of groups is rounded to float16, as their scales are.
         exact: a row's bits do not depend on the rest of the batch.
         fused: functions of elements.
     """

@@ -13,7 +13,7 @@ from edgerun.backends.mlx_experts import mixed
 from edgerun.backends.mlx_kv import MLXKVPool
 from edgerun.backends.mlx_mode import Mode
 from edgerun.backends.mlx_step import Step
-from edgerun.backends.mlx_weights import Affine, Matrix, Packed, Vector, one_by_one
+from edgerun.backends.mlx_weights import Grouped, Matrix, Packed, Vector, one_by_one
 
 __all__ = ["MLXOps"]
 
@@ -71,7 +71,7 @@ class MLXOps:
                     return self._widened(mlx_metal.tiled(x, w), top)
                 kind = "float16" if mode.narrow else "float32"
                 return self._widened(x @ mlx_metal.unpacked(w, kind).T, top)
-        if not isinstance(w, Affine):
+        if not isinstance(w, Grouped):
             return w.times(x, alone=mode.exact)
         if mode.exact:  # on a CPU each row is multiplied by itself anyway
             return one_by_one(x, w.product) if mode.metal else w.product(x)

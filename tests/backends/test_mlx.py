@@ -26,8 +26,7 @@ from edgerun.backends.mlx import MLXBackend  # noqa: E402
 from edgerun.backends.mlx_elementwise import Elementwise  # noqa: E402
 from edgerun.backends.mlx_experts import TILE  # noqa: E402
 from edgerun.backends.mlx_memory import StepMemory  # noqa: E402
-from edgerun.backends.mlx_unpack import UNPACKED  # noqa: E402
-from edgerun.backends.mlx_weights import UNPACKED_ONLY, Affine, load, matrix_bytes  # noqa: E402
+from edgerun.backends.mlx_weights import Grouped, load, matrix_bytes  # noqa: E402
 from edgerun.backends.reference import ReferenceBackend  # noqa: E402
 from edgerun.errors import BackendError, OutOfMemoryError, RequestError  # noqa: E402
 
@@ -74,23 +73,22 @@ def random_rows(t: T, n: int, k: int) -> RawTensor:
     return RawTensor("w", int(t), (n, k), data)
 
 
-@pytest.mark.parametrize("raw", [UNPACKED_ONLY, UNPACKED], ids=["groups", "blocks"])
 @pytest.mark.parametrize("t", TYPES, ids=lambda t: t.name)
-def test_weights_are_the_files(t: T, raw: frozenset[int]) -> None:
+def test_weights_are_the_files(t: T) -> None:
     """Value for value, and a product by codes is that of the floats."""
     tensor = random_rows(t, 6, 512)
-    matrix = load(tensor, np.float32, raw)
+    matrix = load(tensor, np.float32)
     expected = judge(tensor.data, t).astype(np.float32).reshape(6, 512)
     np.testing.assert_array_equal(np.array(matrix.rows(slice(0, 6))), expected)
     np.testing.assert_array_equal(np.array(matrix.rows(mx.array([5, 0, 5]))), expected[[5, 0, 5]])
     x = np.random.default_rng(1).standard_normal((3, 512)).astype(np.float32)
     wanted = x.astype(np.float64) @ expected.T
     products = [matrix.times(mx.array(x)), matrix.times(mx.array(x), alone=True)]
-    if isinstance(matrix, Affine):
+    if isinstance(matrix, Grouped):
         products.append(matrix.product(mx.array(x)))
     for y in products:
         np.testing.assert_allclose(np.array(y), wanted, atol=1e-4 * np.abs(wanted).max())
-    assert sum(a.nbytes for a in matrix.arrays()) == matrix_bytes(tensor, np.float32, raw)
+    assert sum(a.nbytes for a in matrix.arrays()) == matrix_bytes(tensor, np.float32)
 
 
 @pytest.mark.parametrize("t", [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q4_K, T.Q5_K])
