@@ -82,7 +82,8 @@ class StartedStep(base.Started):
             self.give()
             self.best = np.array(self.lazy_best)
         logits = self._logits
-        return FetchedRows(functools.cache(lambda: host(logits)), range(len(self.best)))
+        rows = FetchedRows(functools.cache(lambda: host(logits)), range(len(self.best)))
+        return cast(base.Rows, rows)
 
     def finish(self) -> None:
         """Have it computed, and nothing left in flight."""

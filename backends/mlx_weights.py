@@ -100,22 +100,30 @@ class Grouped(Matrix):
         return [a for a in (self._codes, self._scales, self._biases) if a is not None]
 
     def rows(self, at: mx.array | slice) -> mx.array:
-        codes, *rest = (a[at] for a in self.arrays())
+        scales, biases = self._scales[at], None
         if self._biases is not None:
-            rest = [a.astype(mx.float32) for a in rest]
-        return mx.dequantize(codes, *rest, **self._how).astype(mx.float32)
+            scales, biases = scales.astype(mx.float32), self._biases[at].astype(mx.float32)
+        found = mx.dequantize(self._codes[at], scales, biases, **self._how)
+        return found.astype(mx.float32)
 
     def product(self, x: mx.array) -> mx.array:
         """``x @ self.T`` by MLX's own kernels, which differ by how many rows ``x`` has."""
-        return mx.quantized_matmul(x, *self.arrays(), transpose=True, **self._how)
+        return mx.quantized_matmul(
+            x, self._codes, self._scales, self._biases, transpose=True, **self._how
+        )
 
     def products(self, x: mx.array, ids: mx.array, n: int, in_order: bool) -> mx.array:
         """Where this is ``n`` matrices, one behind another: [..., rows, n_out / n] of
         ``x`` [..., rows, n_in] and the ones that ``ids`` [...] name; ``in_order`` if they rise."""
-        apart = [a.reshape(n, -1, a.shape[-1]) for a in self.arrays()]
+
+        def apart(a: mx.array) -> mx.array:
+            return a.reshape(n, -1, a.shape[-1])
+
+        biases = None if self._biases is None else apart(self._biases)
         return mx.gather_qmm(
-            x, *apart, rhs_indices=ids, transpose=True, sorted_indices=in_order, **self._how
-        )
+            x, apart(self._codes), apart(self._scales), biases, rhs_indices=ids, transpose=True,
+            sorted_indices=in_order, **self._how,
+        )  # fmt: skip
 
 
 class Packed(Matrix):
