@@ -33,6 +33,7 @@ class Elementwise:
         self.capped = made(_capped)
         self.turned = made(_turned)
         self.best = made(_best)
+        self.falling = made(_falling)
         self.narrowed = made(_narrowed)
         self.widened = made(_widened)
         self.quantized = made(_quantized)
@@ -65,6 +66,11 @@ def _best(logits: mx.array) -> mx.array:
     """int32 [n]: the id of each row's largest, -1 where some is not finite."""
     finite = mx.isfinite(logits).all(axis=1)
     return mx.where(finite, mx.argmax(logits, axis=1).astype(mx.int32), -1)
+
+
+def _falling(x: mx.array) -> mx.array:
+    """What to sort by for the largest first, NaN last."""
+    return mx.where(mx.isnan(x), math.inf, -x)
 
 
 def _narrowed(x: mx.array) -> tuple[mx.array, mx.array]:

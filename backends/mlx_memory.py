@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from edgerun.backends.base import Attention
 from edgerun.backends.mlx_experts import TILE
 from edgerun.backends.mlx_mode import Mode
-from edgerun.backends.mlx_weights import Packed
+from edgerun.backends.mlx_weights import Floats, Packed
 from edgerun.backends.recorder import Node
 
 __all__ = ["StepMemory"]
@@ -28,7 +28,7 @@ class StepMemory:
     Attributes:
         width: of the widest activation, over all experts of a token.
         result: of what is computed for an output.
-        unpacked: most bytes of weights that a step of many tokens unpacks.
+        unpacked: most bytes of weights that a step of many tokens unpacks, two matrices at once.
         attentions: of its layers.
         fused: whether scores of some head sizes are not kept.
     """
@@ -58,8 +58,8 @@ class StepMemory:
             else:
                 matrices = [n.data.get("weight")]
             for m in matrices:
-                if isinstance(m, Packed):
-                    unpacked = max(unpacked, value * m.n_out * m.n_in)
+                if isinstance(m, Packed) or (n.kind == "moe" and isinstance(m, Floats)):
+                    unpacked = max(unpacked, 2 * value * m.n_out * m.n_in)
         return cls(width, nodes[-1].width, unpacked, tuple(dict.fromkeys(attentions)), mode.metal)
 
     def of_step(self, rows: Sequence[tuple[int, int]], n_outputs: int) -> int:

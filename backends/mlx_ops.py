@@ -38,6 +38,8 @@ class MLXOps:
         self._ropes = ropes
         self._factors = factors  # of each layer, once it was met
         self._unbounded: mx.array | None = None  # what may exceed float16
+        self._wide: mx.array | None = None  # what was narrowed last, and to what
+        self._narrow: tuple[mx.array, mx.array | None]
         self.attended: list[mx.array] = []  # by each layer, in order
 
     def embed(self, weight: Matrix, scale: float = 1.0) -> mx.array:
@@ -84,10 +86,13 @@ class MLXOps:
         give; what gated units give is brought into float16's range by the largest of a row."""
         if not self._mode.narrow:
             return x, None
-        if x is not self._unbounded:
-            return x.astype(mx.float16), None
-        x, top = self._mode.fused.narrowed(x)
-        return x, top
+        if self._wide is not x:  # several matrices may share it
+            if x is self._unbounded:
+                self._narrow = self._mode.fused.narrowed(x)
+            else:
+                self._narrow = (x.astype(mx.float16), None)
+            self._wide = x
+        return self._narrow
 
     def _widened(self, y: mx.array, top: mx.array | None) -> mx.array:
         wide: mx.array = y.astype(mx.float32) if top is None else self._mode.fused.widened(y, top)

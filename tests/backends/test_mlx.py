@@ -144,7 +144,7 @@ def test_float16_products_of_large_values() -> None:
     backend = MLXBackend(narrow=True)
     w = backend.upload(random_rows(T.Q8_0, 16, 64), "matrix")
     ops = object.__new__(MLXOps)
-    ops._mode = backend._mode
+    ops._mode, ops._wide = backend._mode, None
     gate = mx.array(np.full((2, 64), 1000.0, np.float32))
     up = mx.array(np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32) * 1000)
     x = ops.glu(gate, up, "silu")
@@ -425,6 +425,8 @@ SHAPES = {
     "capped": [(3, 7), ()],
     "turned": [(3, 4, 8), (3, 4, 8), (3, 1, 8), (3, 1, 8)],
     "best": [(3, 40)],
+    "falling": [(3, 40)],
+    "swiglu_oai": [(3, 7)] * 2,
     "narrowed": [(3, 40)],
     "widened": [(3, 7), (3, 1)],
     "quantized": [(3, 2, 2, 32)],

@@ -18,6 +18,7 @@ from helpers.mlx_harness import Kernels  # noqa: E402
 
 from edgerun.backends.base import Batch, Experts, ExpertWeights, RawTensor  # noqa: E402
 from edgerun.backends.mlx import MLXBackend  # noqa: E402
+from edgerun.backends.mlx_elementwise import Elementwise  # noqa: E402
 from edgerun.backends.mlx_experts import mixed, routed  # noqa: E402
 from edgerun.backends.reference import ReferenceBackend, _NumpyOps  # noqa: E402
 
@@ -121,7 +122,7 @@ def test_exact_bits_depend_on_the_token_alone(
 @pytest.mark.parametrize("spec", [OAI, QWEN], ids=["chosen", "softmax"])
 def test_routing_of_equals_and_of_what_is_not_a_number(spec: Experts) -> None:
     logits = np.array([[1, 2, 2, 2, 0], [3, np.nan, 1, 2, 0], [np.nan] * 5], np.float32)
-    chosen, share = (np.array(a) for a in routed(mx.array(logits), spec))
+    chosen, share = (np.array(a) for a in routed(mx.array(logits), spec, Elementwise(False)))
     assert chosen[0].tolist() == [1, 2, 3]
     assert chosen[1].tolist() == [0, 3, 2]
     assert sorted(chosen[2].tolist()) == [0, 1, 2]
