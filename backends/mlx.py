@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import importlib.metadata
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -43,6 +44,7 @@ from edgerun.backends.mlx_weights import Matrix, Vector, load, matrix_bytes
 __all__ = ["MLXBackend"]
 
 Handle: TypeAlias = Matrix | Stack | Vector
+
 _CACHE = 512 << 20  # bytes of freed buffers that MLX may keep for reuse
 
 
@@ -76,10 +78,10 @@ class MLXBackend(base.Backend):
         self._raw = QUANTIZED if kernels and exact else UNPACKED
         self._scale_type = np.float16 if narrow else np.float32
         self._total = _working_set() if self.metal else host_memory().total
-        self._wired: int | None = None
+        self._wired = self.metal
         if self.metal:
             mx.set_cache_limit(_CACHE)
-            self._wired = _wire(self._total)
+            _WIRED.take(self._total)
 
     def memory(self) -> base.Memory:
         """Of the GPU's share of the computer's memory, or of all of it."""
@@ -178,9 +180,9 @@ class MLXBackend(base.Backend):
             )
 
     def close(self) -> None:
-        if self._wired is not None:
-            mx.set_wired_limit(self._wired)
-            self._wired = None
+        if self._wired:
+            _WIRED.give_back()
+        self._wired = False
         mx.clear_cache()
 
 
@@ -201,9 +203,32 @@ def _device_info() -> dict[str, Any]:
     return found
 
 
-def _wire(limit: int) -> int | None:
-    """Keep what the GPU uses in memory; returns the limit of before. macOS before 15 cannot."""
-    try:
-        return int(mx.set_wired_limit(limit))
-    except (RuntimeError, ValueError):
-        return None
+class _Wired:
+    """Keeps what the GPU uses in memory as long as some model is open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 0
+
+    def take(self, limit: int) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._before = self._set(limit)
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._set(self._before)
+
+    def _set(self, limit: int) -> int:
+        """Returns the limit of before. macOS before 15 cannot."""
+        try:
+            return int(mx.set_wired_limit(limit))
+        except (RuntimeError, ValueError):
+            return 0
+
+
+_WIRED = _Wired()

@@ -109,12 +109,18 @@ class MLXKVPool(base.KVPool):
         with mx.stream(device):
             mx.eval(self.arrays())
 
+    def require(self) -> None:
+        """Raise a BackendError if the pages can no longer be used."""
+        if self.lost is not None:
+            raise BackendError(f"the KV cache was lost: {self.lost}; load the model again")
+
     def settle(self) -> None:
         """Wait until nothing in flight holds the pages.
 
         Raises:
-            BackendError, OutOfMemoryError: the step that was under way failed.
+            BackendError, OutOfMemoryError: the step that was under way failed, or one before it.
         """
+        self.require()
         last, self.started = self.started, None
         if last is not None:
             last.finish()
@@ -132,7 +138,7 @@ class MLXKVPool(base.KVPool):
         self.settle()
         copied = [a[source] for a in self.arrays()]
         mx.eval(copied)
-        mx.synchronize()  # a write takes the pool's memory only if nobody reads it
+        mx.synchronize()  # the next write takes the pool's memory only if nobody reads it
         self._write(target, copied)
 
     def _write(self, slots: mx.array, pages: list[mx.array]) -> None:
@@ -148,6 +154,7 @@ class MLXKVPool(base.KVPool):
         self.settle()
         found = [a[slots] for a in self.arrays()]
         mx.eval(found)
+        mx.synchronize()
         return b"".join(np.array(a).tobytes() for a in found)
 
     def import_page(self, page: int, data: bytes) -> None:

@@ -110,8 +110,7 @@ def guarded(pool: MLXKVPool, what: str) -> Iterator[None]:
         BackendError: it failed, now or before.
         OutOfMemoryError: no memory was left.
     """
-    if pool.lost is not None:
-        raise BackendError(f"the KV cache was lost: {pool.lost}; load the model again")
+    pool.require()
     with mx.stream(pool.device):
         try:
             yield

@@ -410,6 +410,32 @@ def test_pages_are_counted_as_planned() -> None:
             assert pool.page_bytes == PAGE_SIZE * sum(x.token_bytes(kv_type) for x in layers)
 
 
+def test_memory_is_the_gpus_share_and_wired_while_a_model_is_open(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = [7]
+
+    def set_limit(limit: int) -> int:
+        limits.append(limit)
+        return limits[-2]
+
+    with monkeypatch.context() as m:
+        m.setattr(mx.metal, "is_available", lambda: True)
+        facts = {"max_recommended_working_set_size": 3 << 30}
+        m.setattr("edgerun.backends.mlx._device_info", lambda: facts)
+        m.setattr(mx, "set_wired_limit", set_limit)
+        m.setattr("edgerun.backends.mlx.host_memory", lambda: Memory(8 << 30, 2 << 30))
+        first, second = MLXBackend(), MLXBackend()
+        assert first.memory() == Memory(3 << 30, 2 << 30)
+        m.setattr(mx, "get_active_memory", lambda: 5 << 29)
+        assert first.memory() == Memory(3 << 30, 1 << 29)
+        first.close()
+        first.close()
+        assert limits == [7, 3 << 30]
+        second.close()
+        assert limits == [7, 3 << 30, 7]
+
+
 def test_facts() -> None:
     fast, exact = MLXBackend(), MLXBackend(exact=True)
     assert (fast.batch_invariant, exact.batch_invariant) == (False, True)

@@ -164,5 +164,11 @@ def test_a_device_that_fails_says_so_to_all(path: Path, monkeypatch: pytest.Monk
         m.setattr("edgerun.backends.mlx_started.mx.async_eval", fail)
         with pytest.raises(BackendError, match="the device is gone"):
             behind.wait()
-    with pytest.raises(BackendError, match="the KV cache was lost"):
-        runner.program.run(batch([1, 2, 3], 0))
+    for call in (
+        lambda: runner.program.run(batch([1, 2, 3], 0)),
+        lambda: runner.program.start(batch(NEXT, 2), behind),
+        lambda: runner.kv.copy_page(0, 1),
+        lambda: runner.kv.export_page(0),
+    ):
+        with pytest.raises(BackendError, match="the KV cache was lost"):
+            call()
