@@ -23,7 +23,7 @@ from edgerun.backends.mlx_experts import mixed, routed  # noqa: E402
 from edgerun.backends.reference import ReferenceBackend, _NumpyOps  # noqa: E402
 
 F32 = npt.NDArray[np.float32]
-N_EMBD, N_FF, N_EXPERTS = 256, 512, 5
+N_EMBD, N_FF, N_EXPERTS = 256, 256, 5
 #: gpt-oss's and Qwen3's ways to weigh; three experts a token.
 OAI = Experts(N_EXPERTS, 3, N_FF, "swiglu_oai", "chosen")
 QWEN = Experts(N_EXPERTS, 3, N_FF, "silu", "softmax", True, 2.5)
