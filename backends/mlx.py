@@ -9,9 +9,12 @@ the batch. ``exact`` keeps to kernels that do not.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import math
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -28,13 +31,19 @@ except ImportError as e:  # not installed, or for another system
         "with Apple Silicon"
     ) from None
 
+from edgerun.backends.mlx_elementwise import Elementwise
+from edgerun.backends.mlx_experts import Stack
 from edgerun.backends.mlx_kernels import QUANTIZED
 from edgerun.backends.mlx_kv import KV_TYPES, MLXKVPool, pool_bytes
-from edgerun.backends.mlx_ops import Mode
-from edgerun.backends.mlx_program import MLXProgram, failure
-from edgerun.backends.mlx_weights import UNPACKED_ONLY, Matrix, Vector, load, matrix_bytes
+from edgerun.backends.mlx_mode import Mode
+from edgerun.backends.mlx_program import MLXProgram
+from edgerun.backends.mlx_started import failure
+from edgerun.backends.mlx_unpack import UNPACKED
+from edgerun.backends.mlx_weights import Matrix, Vector, load, matrix_bytes
 
 __all__ = ["MLXBackend"]
+
+Handle: TypeAlias = Matrix | Stack | Vector
 
 _CACHE = 512 << 20  # bytes of freed buffers that MLX may keep for reuse
 
@@ -44,7 +53,7 @@ class MLXBackend(base.Backend):
 
     Args:
         exact: a row's logits have the same bits whatever else is in the batch; slower.
-        narrow: multiply by affine matrices in float16 with float16 scales, instead of float32;
+        narrow: multiply by matrices of groups in float16 with float16 scales, instead of float32;
             ``None`` = on a GPU.
         kernels: use our own Metal kernels; ``None`` = on a GPU.
 
@@ -54,6 +63,7 @@ class MLXBackend(base.Backend):
 
     name = "mlx"
     kv_types = KV_TYPES
+    features: frozenset[base.Feature] = frozenset(("moe", "sinks"))
 
     def __init__(
         self, exact: bool = False, narrow: bool | None = None, kernels: bool | None = None
@@ -63,19 +73,15 @@ class MLXBackend(base.Backend):
         narrow = (self.metal and not exact) if narrow is None else narrow
         self.batch_invariant = exact
         kernels = self.metal if kernels is None else kernels
-        self._mode = Mode(self.metal, kernels, narrow, exact, self._fuse)
+        self._mode = Mode(self.metal, kernels, narrow, exact, Elementwise(self.metal))
         #: Types that stay as the file has them; if exact, all that our kernels read.
-        self._raw = QUANTIZED if kernels and exact else UNPACKED_ONLY
+        self._raw = QUANTIZED if kernels and exact else UNPACKED
         self._scale_type = np.float16 if narrow else np.float32
         self._total = _working_set() if self.metal else host_memory().total
-        self._wired: int | None = None
+        self._wired = self.metal
         if self.metal:
             mx.set_cache_limit(_CACHE)
-            self._wired = _wire(self._total)
-
-    def _fuse(self, function: Callable[..., mx.array]) -> Callable[..., mx.array]:
-        # On a CPU MLX would run a C++ compiler for each.
-        return mx.compile(function, shapeless=True) if self.metal else function
+            _WIRED.take(self._total)
 
     def memory(self) -> base.Memory:
         """Of the GPU's share of the computer's memory, or of all of it."""
@@ -107,22 +113,24 @@ class MLXBackend(base.Backend):
 
     # -- weights ----------------------------------------------------------------------------
 
-    def upload(self, tensor: base.RawTensor, role: base.Role) -> Matrix | Vector:
+    def upload(self, tensor: base.RawTensor, role: base.Role) -> Handle:
         return self.upload_all({"": (tensor, role)})[""]
 
     def upload_all(
         self,
         tensors: Mapping[str, tuple[base.RawTensor, base.Role]],
         taken: base.Taken | None = None,
-    ) -> dict[str, Matrix | Vector]:
+    ) -> dict[str, Handle]:
         """What ``taken`` raises ends it, and nothing of this call stays."""
         keys, wanted = base.distinct(tensors)
         sizes = [
-            4 * t.shape[0] if role == "vector" else matrix_bytes(t, self._scale_type, self._raw)
+            4 * math.prod(t.shape)
+            if role == "vector"
+            else matrix_bytes(_rows_of(t), self._scale_type, self._raw)
             for t, role in wanted.values()
         ]
         self._reserve(sum(sizes), f"{sum(sizes) / 1e6:.0f} MB of weights")
-        handles: dict[str, Matrix | Vector] = {}
+        handles: dict[str, Handle] = {}
         try:
             with mx.stream(self._device):
                 for key, (tensor, role) in wanted.items():
@@ -131,9 +139,7 @@ class MLXBackend(base.Backend):
             raise failure(e, f"{sum(sizes) / 1e6:.0f} MB of weights") from e
         return {name: handles[key] for name, key in keys.items()}
 
-    def _take(
-        self, tensor: base.RawTensor, role: base.Role, taken: base.Taken | None
-    ) -> Matrix | Vector:
+    def _take(self, tensor: base.RawTensor, role: base.Role, taken: base.Taken | None) -> Handle:
         if role == "vector":
             values = dequantize(tensor.data, GGMLType(tensor.type)).reshape(-1)
             vector = Vector(mx.array(values))
@@ -141,9 +147,9 @@ class MLXBackend(base.Backend):
             if taken is not None:
                 taken(tensor, 0, len(tensor.data))
             return vector
-        matrix = load(tensor, self._scale_type, self._raw, taken)
+        matrix = load(_rows_of(tensor), self._scale_type, self._raw, taken)
         mx.eval(matrix.arrays())  # here: another thread could not
-        return matrix
+        return matrix if len(tensor.shape) == 2 else Stack(matrix, tensor.shape[0])
 
     # -- models -----------------------------------------------------------------------------
 
@@ -156,14 +162,13 @@ class MLXBackend(base.Backend):
         what = f"a KV cache of {n_pages} pages"
         self._reserve(pool_bytes(layers, kv_type) * n_pages, what)
         try:
-            with mx.stream(self._device):
-                return MLXKVPool(layers, n_pages, kv_type)
+            return MLXKVPool(layers, n_pages, kv_type, self._mode.fused, self._device)
         except (RuntimeError, MemoryError) as e:
             raise failure(e, what) from e
 
     def prepare(self, forward: base.Forward, kv: base.KVPool, n_ctx: int) -> MLXProgram:
         assert isinstance(kv, MLXKVPool)
-        return MLXProgram(forward, kv, n_ctx, self._mode, lambda: self.memory().free, self._device)
+        return MLXProgram(forward, kv, n_ctx, self._mode, lambda: self.memory().free)
 
     def _reserve(self, size: int, what: str) -> None:
         """A GPU out of memory ends the process, so nothing may come near it."""
@@ -175,10 +180,16 @@ class MLXBackend(base.Backend):
             )
 
     def close(self) -> None:
-        if self._wired is not None:
-            mx.set_wired_limit(self._wired)
-            self._wired = None
+        if self._wired:
+            _WIRED.give_back()
+        self._wired = False
         mx.clear_cache()
+
+
+def _rows_of(tensor: base.RawTensor) -> base.RawTensor:
+    """The matrices of experts as one."""
+    *n, n_in = tensor.shape
+    return dataclasses.replace(tensor, shape=(math.prod(n), n_in))
 
 
 def _working_set() -> int:
@@ -192,9 +203,32 @@ def _device_info() -> dict[str, Any]:
     return found
 
 
-def _wire(limit: int) -> int | None:
-    """Keep what the GPU uses in memory; returns the limit of before. macOS before 15 cannot."""
-    try:
-        return int(mx.set_wired_limit(limit))
-    except (RuntimeError, ValueError):
-        return None
+class _Wired:
+    """Keeps what the GPU uses in memory as long as some model is open."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 0
+
+    def take(self, limit: int) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._before = self._set(limit)
+
+    def give_back(self) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                self._set(self._before)
+
+    def _set(self, limit: int) -> int:
+        """Returns the limit of before. macOS before 15 cannot."""
+        try:
+            return int(mx.set_wired_limit(limit))
+        except (RuntimeError, ValueError):
+            return 0
+
+
+_WIRED = _Wired()

@@ -16,16 +16,28 @@ _SPLIT = 256
 
 
 def attend(
-    q: mx.array, keys: Store, values: Store, step: Step, spec: Attention, first: int = 0
+    q: mx.array,
+    keys: Store,
+    values: Store,
+    step: Step,
+    spec: Attention,
+    sinks: mx.array | None = None,
+    first: int = 0,
 ) -> mx.array:
     """Row by row: ``q`` [n_tokens, n_heads * head_dim] -> the same for rows ``first`` and on."""
     rows = range(first, len(step.rows))
-    out = [_one_row(q[step.rows[i].span], keys, values, step, i, spec) for i in rows]
+    out = [_one_row(q[step.rows[i].span], keys, values, step, i, spec, sinks) for i in rows]
     return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
 
 def _one_row(
-    q: mx.array, keys: Store, values: Store, step: Step, at: int, spec: Attention
+    q: mx.array,
+    keys: Store,
+    values: Store,
+    step: Step,
+    at: int,
+    spec: Attention,
+    sinks: mx.array | None,
 ) -> mx.array:
     row = step.rows[at]
     n = q.shape[0]
@@ -37,9 +49,11 @@ def _one_row(
     if n > 1 or (spec.window and row.n_total - first > spec.window):
         mask = _shared(step, ("mask", at, spec.window), lambda: ~_hidden(row, spec.window, first))
     if spec.softcap > 0:
-        out = _capped(heads, k, v, mask, spec)
+        out = _capped(heads, k, v, mask, spec, sinks)
     else:
-        out = mx.fast.scaled_dot_product_attention(heads, k, v, scale=spec.scale, mask=mask)
+        out = mx.fast.scaled_dot_product_attention(
+            heads, k, v, scale=spec.scale, mask=mask, sinks=sinks
+        )
     return out[0].swapaxes(0, 1).reshape(n, -1)
 
 
@@ -62,7 +76,12 @@ def _hidden(row: Row, window: int, first: int, stop: int | None = None) -> np.nd
 
 
 def _capped(
-    q: mx.array, k: mx.array, v: mx.array, mask: mx.array | None, spec: Attention
+    q: mx.array,
+    k: mx.array,
+    v: mx.array,
+    mask: mx.array | None,
+    spec: Attention,
+    sinks: mx.array | None,
 ) -> mx.array:
     """With a soft cap, which MLX's fused attention lacks: [1, n_heads, n, head_dim]."""
     group = spec.n_heads // spec.n_kv_heads
@@ -73,13 +92,24 @@ def _capped(
     scores = scores.reshape(spec.n_kv_heads, group, n, -1)
     if mask is not None:
         scores = mx.where(mask, scores, -np.inf)
-    weights = mx.softmax(scores, axis=-1).reshape(spec.n_kv_heads, group * n, -1)
+    if sinks is not None:
+        sink = sinks.reshape(spec.n_kv_heads, group, 1, 1)
+        scores = mx.concatenate([mx.broadcast_to(sink, (*scores.shape[:3], 1)), scores], axis=-1)
+    weights = mx.softmax(scores, axis=-1)
+    if sinks is not None:
+        weights = weights[..., 1:]
+    weights = weights.reshape(spec.n_kv_heads, group * n, -1)
     out = weights.astype(v.dtype) @ v[0]
     return out.reshape(1, spec.n_heads, n, spec.head_dim)
 
 
 def attend_exactly(
-    q: mx.array, keys: Store, values: Store, step: Step, spec: Attention
+    q: mx.array,
+    keys: Store,
+    values: Store,
+    step: Step,
+    spec: Attention,
+    sinks: mx.array | None = None,
 ) -> mx.array:
     """:func:`attend`, with the same bits for a token whatever else is computed with it.
 
@@ -110,6 +140,11 @@ def attend_exactly(
             total = total * keep + weights.sum(axis=-1, keepdims=True)
             summed = summed * keep + weights @ v
             best = top
+        if sinks is not None:
+            sink = sinks.reshape(1, spec.n_kv_heads, group, 1)
+            top = mx.maximum(best, sink)
+            keep = mx.exp(best - top)
+            total, summed = total * keep + mx.exp(sink - top), summed * keep
         out.append((summed / total).reshape(n, -1))
     return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 

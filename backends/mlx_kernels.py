@@ -26,6 +26,7 @@ __all__ = [
     "attention",
     "launch_all_rows",
     "launch_attention",
+    "launch_experts",
     "launch_gemm",
     "launch_linear",
     "launch_merge",
@@ -35,6 +36,7 @@ __all__ = [
 
 Array: TypeAlias = Any  # mx.array or numpy's: what has a shape and a dtype
 Size: TypeAlias = tuple[int, int, int]
+Template: TypeAlias = tuple[tuple[str, str | int | bool], ...]
 
 #: Types whose file blocks the kernels read.
 QUANTIZED = frozenset(
@@ -91,7 +93,7 @@ class Launch:
 
     source: Source
     arrays: tuple[Array, ...]
-    template: tuple[tuple[str, str | int | bool], ...]
+    template: Template
     grid: Size
     threadgroup: Size
     shape: tuple[int, ...]  # of the output
@@ -132,6 +134,8 @@ def metal_kernel(source: Source) -> Any:
 
 _LINEAR = Source("gemv", ("w", "x"), ("y",), ("lanes.h", "blocks.h", "gemv.h"))
 _LINEAR_FLOAT = Source("gemv_float", ("w", "x"), ("y",), ("lanes.h", "gemv_float.h"))
+_EXPERTS = Source("gemv_experts", ("w", "x", "ids"), ("y",), _LINEAR.headers)
+_EXPERTS_FLOAT = Source("gemv_float_experts", ("w", "x", "ids"), ("y",), _LINEAR_FLOAT.headers)
 _GEMM = Source("gemm", ("w", "x"), ("y",), ("lanes.h", "blocks.h", "gemm.h"))
 _ROWS_BY_ID = Source("rows", ("w", "ids"), ("out",), ("blocks.h", "rows.h"))
 _ALL_ROWS = Source("all_rows", ("w",), ("out",), ("blocks.h", "rows.h"))
@@ -151,7 +155,9 @@ _ATTENTION_Q8 = Source(
     before="const auto keys = stored<D>(k, k_scale), values = stored<D>(v, v_scale);\n",
     file="attention.metal",
 )
-_MERGE = Source("attention_merge", ("parts", "place"), ("out",), ("lanes.h", "attention.h"))
+_MERGE = Source(
+    "attention_merge", ("parts", "place", "factors"), ("out",), ("lanes.h", "attention.h")
+)
 
 
 def launch_linear(w: Array, type_: GGMLType, x: Array) -> Launch:
@@ -163,28 +169,35 @@ def launch_linear(w: Array, type_: GGMLType, x: Array) -> Launch:
     Raises:
         BackendError: no kernel reads this type, or the rows do not have ``k`` values.
     """
-    (n, width), (tokens, k) = w.shape, x.shape
-    template: tuple[tuple[str, str | int | bool], ...]
-    if type_ in _FLOATS:
-        if width != k:
-            raise BackendError(f"rows of {width} {GGMLType(type_).name} values are not {k}")
-        if k < 8:  # MLX gives smaller arrays another address space
-            raise BackendError(f"Metal products need rows of 8 values or more, not {k}")
-        source, template = _LINEAR_FLOAT, (("W", _dtype(w)),)
-    else:
-        _check(w, type_, k)
-        source, template = _LINEAR, (("TYPE", int(type_)),)
+    n, (tokens, k) = w.shape[0], x.shape
     together = next((t for t in _TOKENS if t >= tokens), _TOKENS[-1])
-    groups = -(-n // (_ROWS * _SIMDGROUPS))
-    return Launch(
-        source,
-        (w, x),
-        (*template, ("ROWS", _ROWS), ("TOKENS", together), ("T", _dtype(x))),
-        (groups * 32 * _SIMDGROUPS, -(-tokens // together), 1),
-        (32 * _SIMDGROUPS, 1, 1),
-        (tokens, n),
-        _dtype(x),
+    template = (*_stored(w, type_, k), ("ROWS", _ROWS), ("TOKENS", together), ("T", _dtype(x)))
+    source = _LINEAR_FLOAT if type_ in _FLOATS else _LINEAR
+    grid, group = _simdgroups(n, -(-tokens // together))
+    return Launch(source, (w, x), template, grid, group, (tokens, n), _dtype(x))
+
+
+def launch_experts(w: Array, type_: GGMLType, x: Array, ids: Array, n_experts: int) -> Launch:
+    """:func:`launch_linear` with one expert of many.
+
+    Args:
+        w: the rows of ``n_experts`` matrices, one behind another.
+        x: [pairs / shared, k]; consecutive pairs may share one.
+        ids: int32 [pairs], the expert of each.
+
+    Returns [pairs, n] of ``x``'s dtype, with the bits of :func:`launch_linear`.
+
+    Raises:
+        BackendError: no kernel reads this type, or the rows do not have ``k`` values.
+    """
+    n, pairs, k = w.shape[0] // n_experts, ids.shape[0], x.shape[1]
+    template = (
+        *(*_stored(w, type_, k), ("EXPERTS", n_experts), ("SHARED", pairs // x.shape[0])),
+        *(("ROWS", _ROWS), ("T", _dtype(x))),
     )
+    source = _EXPERTS_FLOAT if type_ in _FLOATS else _EXPERTS
+    grid, group = _simdgroups(n, pairs)
+    return Launch(source, (w, x, ids), template, grid, group, (pairs, n), _dtype(x))
 
 
 def launch_gemm(w: Array, type_: GGMLType, x: Array) -> Launch:
@@ -262,7 +275,7 @@ def launch_attention(
             tokens' own K and V.
         table: int32: page ids [rows, max_pages], and of each token its row there and its place in
             the sequence [tokens].
-        factors: float32 [2], the scale and the soft-cap of ``spec``.
+        factors: float32 [2 or 2 + n_heads], the scale and the soft-cap of ``spec``, and sinks.
         splits: 1, or as many as :func:`n_splits` says for some row: parts that :func:`launch_merge`
             puts together to what 1 gives, by more of the GPU.
 
@@ -279,7 +292,7 @@ def launch_attention(
     out = "float32" if parts else _dtype(q)
     template = (
         *(("D", d), ("WINDOW", spec.window), ("SOFTCAP", spec.softcap > 0), ("PARTS", parts)),
-        *(("T", _dtype(q)), ("OUT", out)),
+        *(("SINKS", factors.shape[0] > 2), ("T", _dtype(q)), ("OUT", out)),
     )
     return Launch(
         _ATTENTION if len(kv) == 2 else _ATTENTION_Q8,
@@ -292,12 +305,14 @@ def launch_attention(
     )
 
 
-def launch_merge(parts: Array, place: Array, spec: Attention, dtype: str) -> Launch:
+def launch_merge(parts: Array, place: Array, factors: Array, spec: Attention, dtype: str) -> Launch:
     """The parts of :func:`launch_attention` as [tokens, n_heads, head_dim]."""
     tokens, n_heads, _, d = parts.shape
-    template = (("D", d - 2), ("WINDOW", spec.window), ("T", dtype))
+    sinks = factors.shape[0] > 2
+    template = (("D", d - 2), ("WINDOW", spec.window), ("SINKS", sinks), ("T", dtype))
     grid, group = (32, n_heads, tokens), (32, _heads_together(spec), 1)
-    return Launch(_MERGE, (parts, place), template, grid, group, (tokens, n_heads, d - 2), dtype)
+    arrays, shape = (parts, place, factors), (tokens, n_heads, d - 2)
+    return Launch(_MERGE, arrays, template, grid, group, shape, dtype)
 
 
 def attention(
@@ -314,13 +329,30 @@ def attention(
     if splits == 1 or tokens * n_heads >= _ENOUGH or tokens * n_heads * splits * d > _MOST_PARTS:
         return launch_attention(q, kv, table, spec, factors).run()
     parts = launch_attention(q, kv, table, spec, factors, splits).run()
-    return launch_merge(parts, table[2], spec, _dtype(q)).run()
+    return launch_merge(parts, table[2], factors, spec, _dtype(q)).run()
 
 
 def _heads_together(spec: Attention) -> int:
     """Heads of one threadgroup: they read the same K and V at about the same time."""
     group = spec.n_heads // spec.n_kv_heads
     return max(n for n in range(1, 9) if group % n == 0)
+
+
+def _simdgroups(rows: int, steps: int) -> tuple[Size, Size]:
+    groups = -(-rows // (_ROWS * _SIMDGROUPS))
+    return (groups * 32 * _SIMDGROUPS, steps, 1), (32 * _SIMDGROUPS, 1, 1)
+
+
+def _stored(w: Array, type_: GGMLType, k: int) -> Template:
+    """The template of how ``w`` is stored, whose rows have ``k`` values."""
+    if type_ not in _FLOATS:
+        _check(w, type_, k)
+        return (("TYPE", int(type_)),)
+    if w.shape[1] != k:
+        raise BackendError(f"rows of {w.shape[1]} {GGMLType(type_).name} values are not {k}")
+    if k < 8:  # MLX gives smaller arrays another address space
+        raise BackendError(f"Metal products need rows of 8 values or more, not {k}")
+    return (("W", _dtype(w)),)
 
 
 def _shares(k: int, rows: int) -> tuple[Size, Size]:

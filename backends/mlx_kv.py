@@ -1,21 +1,26 @@
 """KV pages as MLX arrays, one per layer and kind, a token a row: slot = page * 32 + place in it.
 
 MLX arrays do not change. A write makes a new array out of the old one, in the same memory as long
-as nobody else holds the old one: nothing here keeps more than the latest, and a step is over
-before the next one begins.
+as nobody else holds the old one: nothing here keeps more than the latest, and what the device has
+in flight holds what it reads.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import mlx.core as mx
 import numpy as np
 
 from edgerun.backends import base
 from edgerun.backends.base import PAGE_SIZE
+from edgerun.backends.mlx_elementwise import Elementwise
 from edgerun.errors import BackendError
+
+if TYPE_CHECKING:
+    from edgerun.backends.mlx_started import StartedStep
 
 __all__ = ["BLOCK", "KV_TYPES", "MLXKVPool", "Store", "pool_bytes"]
 
@@ -28,11 +33,11 @@ class Store:
     """K or V of one layer.
 
     ``parts`` are [n_pages * 32, n_kv_heads, head_dim] for f16 and f32. For q8_0 they are int8
-    codes, padded to whole blocks, and float16 scales [n_pages * 32, n_kv_heads, blocks]; a scale is
-    the block's largest magnitude / 127, and one that is not finite makes the block NaN.
+    codes, padded to whole blocks, and float16 scales [n_pages * 32, n_kv_heads, blocks].
     """
 
-    def __init__(self, n_pages: int, layer: base.KVLayer, kv_type: str) -> None:
+    def __init__(self, n_pages: int, layer: base.KVLayer, kv_type: str, fused: Elementwise) -> None:
+        self._fused = fused
         self.head_dim = layer.head_dim
         self.kv_type = kv_type
         slots = n_pages * PAGE_SIZE
@@ -53,9 +58,12 @@ class Store:
         if self.kv_type != "q8_0":
             self.parts[0][slots] = x.astype(self.parts[0].dtype)
             return
-        codes, scales = _quantized(x)
-        self.parts[0][slots] = codes
-        self.parts[1][slots] = scales
+        padding = -x.shape[-1] % BLOCK
+        if padding:
+            x = mx.pad(x, [(0, 0), (0, 0), (0, padding)])
+        codes, scales = self._fused.quantized(x.reshape(*x.shape[:-1], -1, BLOCK))
+        self.parts[0][slots] = codes.reshape(x.shape)
+        self.parts[1][slots] = scales.squeeze(-1)
 
     def read(self, slots: mx.array) -> mx.array:
         """float32 [..., n_kv_heads, head_dim] of ``slots`` [...]."""
@@ -65,23 +73,6 @@ class Store:
         scales = self.parts[1][slots].astype(mx.float32)
         x = x.reshape(*scales.shape, BLOCK) * scales[..., None]
         return x.reshape(*scales.shape[:-1], -1)[..., : self.head_dim]
-
-
-def _quantized(x: mx.array) -> tuple[mx.array, mx.array]:
-    """Codes, padded to whole blocks, and scales."""
-    head_dim = x.shape[-1]
-    n_blocks = -(-head_dim // BLOCK)
-    if n_blocks * BLOCK != head_dim:
-        x = mx.pad(x, [(0, 0), (0, 0), (0, n_blocks * BLOCK - head_dim)])
-    blocks = x.reshape(*x.shape[:-1], n_blocks, BLOCK)
-    top = mx.abs(blocks).max(axis=-1, keepdims=True)
-    # max may drop NaN; a sum does not
-    top = mx.where(mx.isnan(blocks.sum(axis=-1, keepdims=True)), math.nan, top)
-    d = (top / 127).astype(mx.float16)
-    usable = mx.isfinite(d) & (d > 0)
-    inverse = 1 / mx.where(usable, d.astype(mx.float32), 1.0)
-    codes = mx.clip(mx.round(mx.where(usable, blocks, 0.0) * inverse), -127, 127)
-    return codes.astype(mx.int8).reshape(x.shape), d.squeeze(-1)
 
 
 def pool_bytes(layers: Sequence[base.KVLayer], kv_type: str) -> int:
@@ -97,15 +88,42 @@ def pool_bytes(layers: Sequence[base.KVLayer], kv_type: str) -> int:
 class MLXKVPool(base.KVPool):
     """K and V of every layer."""
 
-    def __init__(self, layers: Sequence[base.KVLayer], n_pages: int, kv_type: str) -> None:
+    def __init__(
+        self,
+        layers: Sequence[base.KVLayer],
+        n_pages: int,
+        kv_type: str,
+        fused: Elementwise,
+        device: mx.Device,
+    ) -> None:
         self.n_pages = n_pages
         self.kv_type = kv_type
         self.page_bytes = pool_bytes(layers, kv_type)
-        self.keys = [Store(n_pages, layer, kv_type) for layer in layers]
-        self.values = [Store(n_pages, layer, kv_type) for layer in layers]
+        self.keys = [Store(n_pages, layer, kv_type, fused) for layer in layers]
+        self.values = [Store(n_pages, layer, kv_type, fused) for layer in layers]
         #: Why the pages can no longer be used: a step failed half way.
         self.lost: BaseException | None = None
-        mx.eval(self.arrays())
+        #: The step started last, unless it is known to be over.
+        self.started: StartedStep | None = None
+        self.device = device
+        with mx.stream(device):
+            mx.eval(self.arrays())
+
+    def require(self) -> None:
+        """Raise a BackendError if the pages can no longer be used."""
+        if self.lost is not None:
+            raise BackendError(f"the KV cache was lost: {self.lost}; load the model again")
+
+    def settle(self) -> None:
+        """Wait until nothing in flight holds the pages.
+
+        Raises:
+            BackendError, OutOfMemoryError: the step that was under way failed, or one before it.
+        """
+        self.require()
+        last, self.started = self.started, None
+        if last is not None:
+            last.finish()
 
     def arrays(self) -> list[mx.array]:
         return [a for s in (*self.keys, *self.values) for a in s.parts]
@@ -117,9 +135,10 @@ class MLXKVPool(base.KVPool):
 
     def copy_page(self, src: int, dst: int) -> None:
         source, target = self._slots(src), self._slots(dst)
+        self.settle()
         copied = [a[source] for a in self.arrays()]
         mx.eval(copied)
-        mx.synchronize()  # a write takes the pool's memory only if nobody reads it
+        mx.synchronize()  # the next write takes the pool's memory only if nobody reads it
         self._write(target, copied)
 
     def _write(self, slots: mx.array, pages: list[mx.array]) -> None:
@@ -132,13 +151,16 @@ class MLXKVPool(base.KVPool):
 
     def export_page(self, page: int) -> bytes:
         slots = self._slots(page)
+        self.settle()
         found = [a[slots] for a in self.arrays()]
         mx.eval(found)
+        mx.synchronize()
         return b"".join(np.array(a).tobytes() for a in found)
 
     def import_page(self, page: int, data: bytes) -> None:
         if len(data) != self.page_bytes:
             raise BackendError(f"a KV page is {self.page_bytes} bytes, not {len(data)}")
+        self.settle()
         pages = []
         at = 0
         for part in self.arrays():

@@ -12,7 +12,10 @@ from edgerun.backends.mlx_step import Step
 from edgerun.backends.mlx_weights import Floats, Matrix, Packed
 from edgerun.gguf import GGMLType
 
-__all__ = ["FEW", "SOME", "attention", "linear", "rows", "takes", "tiled", "unpacked"]
+__all__ = [
+    "FEW", "SOME", "attention", "experts", "factors", "linear", "rows", "takes", "tiled",
+    "unpacked",
+]  # fmt: skip
 
 #: Tokens of a row up to which our kernels are used for speed: decodes and checks of drafts.
 FEW = 12
@@ -41,6 +44,11 @@ def tiled(x: mx.array, w: Packed) -> mx.array:
     return _run(mlx_kernels.launch_gemm(*_stored(w), x))
 
 
+def experts(x: mx.array, w: Matrix, ids: mx.array, n_experts: int) -> mx.array:
+    """Products of pairs of a token and an expert, [pairs, n_out]: :func:`linear`'s bits."""
+    return _run(mlx_kernels.launch_experts(*_stored(w), x, ids, n_experts))
+
+
 def rows(w: Packed, ids: mx.array) -> mx.array:
     """Rows of a matrix in float32."""
     return _run(mlx_kernels.launch_rows(*_stored(w), w.n_in, ids, "float32"))
@@ -63,8 +71,20 @@ def _run(launch: mlx_kernels.Launch) -> mx.array:
     return out
 
 
+def factors(spec: Attention, sinks: mx.array | None) -> mx.array:
+    """What :func:`attention` multiplies and caps scores by, and the sinks of all heads."""
+    both = mx.array([spec.scale, spec.softcap], dtype=mx.float32)
+    return both if sinks is None else mx.concatenate([both, sinks])
+
+
 def attention(
-    q: mx.array, keys: Store, values: Store, step: Step, n_rows: int, spec: Attention
+    q: mx.array,
+    keys: Store,
+    values: Store,
+    step: Step,
+    n_rows: int,
+    spec: Attention,
+    factors: mx.array,
 ) -> mx.array:
     """Of the step's first ``n_rows`` rows, whose queries ``q`` [n_tokens, n_heads * head_dim]
     are."""
@@ -73,7 +93,6 @@ def attention(
     kv = pages if len(pages) == 2 else [pages[0], pages[2], pages[1], pages[3]]
     table = (step.pages, step.row_of[:n], step.place[:n])
     splits = max(n_splits(r.n_past, r.n_total - r.n_past, spec.window) for r in step.rows[:n_rows])
-    factors = mx.array([spec.scale, spec.softcap], dtype=mx.float32)
     heads = q.reshape(n, spec.n_heads, spec.head_dim)
     out: mx.array = mlx_kernels.attention(heads, kv, table, spec, factors, splits)
     return out.reshape(n, -1)

@@ -2,59 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
 
 import mlx.core as mx
 
 from edgerun.backends import mlx_metal
-from edgerun.backends.base import Attention, Rope
+from edgerun.backends.base import Activation, Attention, Experts, ExpertWeights, Rope
 from edgerun.backends.mlx_attention import attend, attend_exactly
+from edgerun.backends.mlx_experts import mixed
 from edgerun.backends.mlx_kv import MLXKVPool
+from edgerun.backends.mlx_mode import Mode
 from edgerun.backends.mlx_step import Step
-from edgerun.backends.mlx_weights import Affine, Matrix, Packed, Vector, one_by_one
+from edgerun.backends.mlx_weights import Grouped, Matrix, Packed, Vector, one_by_one
 
-__all__ = ["MLXOps", "Mode"]
+__all__ = ["MLXOps"]
 
 #: On a CPU MLX multiplies by codes row after row; from so many rows on, unpacking once is quicker.
 _FEW = 16
-
-
-@dataclass(frozen=True, eq=False)
-class Mode:
-    """How the ops compute.
-
-    Attributes:
-        metal: on a GPU.
-        kernels: with our own kernels.
-        narrow: whether what meets affine matrices is rounded to float16, as their scales are.
-        exact: a row's bits do not depend on the rest of the batch.
-        fuse: makes one kernel of a function of elements.
-    """
-
-    metal: bool
-    kernels: bool
-    narrow: bool
-    exact: bool
-    fuse: Callable[[Callable[..., mx.array]], Callable[..., mx.array]]
-
-    def functions(self) -> dict[str, Callable[..., mx.array]]:
-        return {f.__name__: self.fuse(f) for f in (silu, gelu, capped)}
-
-
-def silu(gate: mx.array, up: mx.array) -> mx.array:
-    return gate * mx.sigmoid(gate) * up
-
-
-def gelu(gate: mx.array, up: mx.array) -> mx.array:
-    z = math.sqrt(2 / math.pi) * (gate + 0.044715 * gate * gate * gate)
-    return 0.5 * gate * (1 + mx.tanh(z)) * up
-
-
-def capped(x: mx.array, cap: mx.array) -> mx.array:
-    return cap * mx.tanh(x / cap)
 
 
 class MLXOps:
@@ -65,15 +29,18 @@ class MLXOps:
         step: Step,
         kv: MLXKVPool,
         mode: Mode,
-        functions: dict[str, Callable[..., mx.array]],
         ropes: dict[Rope, int],
+        factors: dict[int, mx.array],
     ) -> None:
         self._step = step
         self._kv = kv
         self._mode = mode
-        self._functions = functions
         self._ropes = ropes
+        self._factors = factors  # of each layer, once it was met
         self._unbounded: mx.array | None = None  # what may exceed float16
+        self._wide: mx.array | None = None  # what was narrowed last, and to what
+        self._narrow: tuple[mx.array, mx.array | None]
+        self.attended: list[mx.array] = []  # by each layer, in order
 
     def embed(self, weight: Matrix, scale: float = 1.0) -> mx.array:
         tokens = self._step.tokens
@@ -103,28 +70,33 @@ class MLXOps:
             if isinstance(w, Packed):
                 x, top = self._narrowed(x)
                 if n <= mlx_metal.SOME:
-                    return _widened(mlx_metal.tiled(x, w), top)
+                    return self._widened(mlx_metal.tiled(x, w), top)
                 kind = "float16" if mode.narrow else "float32"
-                return _widened(x @ mlx_metal.unpacked(w, kind).T, top)
-        if not isinstance(w, Affine):
+                return self._widened(x @ mlx_metal.unpacked(w, kind).T, top)
+        if not isinstance(w, Grouped):
             return w.times(x, alone=mode.exact)
         if mode.exact:  # on a CPU each row is multiplied by itself anyway
             return one_by_one(x, w.product) if mode.metal else w.product(x)
         by_codes = mode.metal or n <= _FEW
         x, top = self._narrowed(x)
-        return _widened(w.product(x) if by_codes else w.times(x.astype(mx.float32)), top)
+        return self._widened(w.product(x) if by_codes else w.times(x.astype(mx.float32)), top)
 
     def _narrowed(self, x: mx.array) -> tuple[mx.array, mx.array | None]:
         """``x`` as products take it, and what to multiply their results by. Norms bound what they
         give; what gated units give is brought into float16's range by the largest of a row."""
         if not self._mode.narrow:
             return x, None
-        top = None
-        if x is self._unbounded:
-            top = mx.abs(x).max(axis=-1, keepdims=True)
-            top = mx.where(top > 0, top, 1.0)
-            x = x / top
-        return x.astype(mx.float16), top
+        if self._wide is not x:  # several matrices may share it
+            if x is self._unbounded:
+                self._narrow = self._mode.fused.narrowed(x)
+            else:
+                self._narrow = (x.astype(mx.float16), None)
+            self._wide = x
+        return self._narrow
+
+    def _widened(self, y: mx.array, top: mx.array | None) -> mx.array:
+        wide: mx.array = y.astype(mx.float32) if top is None else self._mode.fused.widened(y, top)
+        return wide
 
     def rms_norm(self, x: mx.array, weight: Vector, eps: float) -> mx.array:
         if weight.size == x.shape[-1]:
@@ -140,39 +112,56 @@ class MLXOps:
         turned, rest = heads[..., : rope.n_rot], heads[..., rope.n_rot :]
         if rope.interleaved:
             pairs = turned.reshape(n, -1, half, 2)
-            a, b = pairs[..., 0], pairs[..., 1]
-            turned = mx.stack([a * cos - b * sin, a * sin + b * cos], axis=-1)
-            turned = turned.reshape(n, -1, rope.n_rot)
+            both = self._mode.fused.turned(pairs[..., 0], pairs[..., 1], cos, sin)
+            turned = mx.stack(both, axis=-1).reshape(n, -1, rope.n_rot)
         else:
-            a, b = turned[..., :half], turned[..., half:]
-            turned = mx.concatenate([a * cos - b * sin, a * sin + b * cos], axis=-1)
+            both = self._mode.fused.turned(turned[..., :half], turned[..., half:], cos, sin)
+            turned = mx.concatenate(both, axis=-1)
         if rope.n_rot < head_dim:
             turned = mx.concatenate([turned, rest], axis=-1)
         return turned.reshape(x.shape)
 
     def attention(
-        self, q: mx.array, k: mx.array, v: mx.array, layer: int, spec: Attention
+        self,
+        q: mx.array,
+        k: mx.array,
+        v: mx.array,
+        layer: int,
+        spec: Attention,
+        sinks: Vector | None = None,
     ) -> mx.array:
         keys, values = self._kv.keys[layer], self._kv.values[layer]
         shape = (-1, spec.n_kv_heads, spec.head_dim)
         keys.write(self._step.slots, k.reshape(shape))
         values.write(self._step.slots, v.reshape(shape))
-        step = self._step
+        out = self._attend(q, layer, spec, None if sinks is None else sinks.values)
+        self.attended.append(out)
+        return out
+
+    def _attend(self, q: mx.array, layer: int, spec: Attention, sinks: mx.array | None) -> mx.array:
+        step, keys, values = self._step, self._kv.keys[layer], self._kv.values[layer]
         if not self._mode.kernels or spec.head_dim % 4:
             every = attend_exactly if self._mode.exact else attend
-            return every(q, keys, values, step, spec)
+            return every(q, keys, values, step, spec, sinks)
         n_rows = len(step.rows) if self._mode.exact else step.n_short(mlx_metal.FEW)
         out = []
         if n_rows:  # those that generate come first
             short = q[: step.rows[n_rows - 1].span.stop]
-            out.append(mlx_metal.attention(short, keys, values, step, n_rows, spec))
+            factors = self._factors.get(layer)
+            if factors is None:
+                factors = self._factors[layer] = mlx_metal.factors(spec, sinks)
+            out.append(mlx_metal.attention(short, keys, values, step, n_rows, spec, factors))
         if n_rows < len(step.rows):
-            out.append(attend(q, keys, values, step, spec, n_rows))
+            out.append(attend(q, keys, values, step, spec, sinks, n_rows))
         return out[0] if len(out) == 1 else mx.concatenate(out, axis=0)
 
-    def glu(self, gate: mx.array, up: mx.array, act: Literal["silu", "gelu"]) -> mx.array:
-        self._unbounded = self._functions[act](gate, up)
+    def glu(self, gate: mx.array, up: mx.array, act: Activation) -> mx.array:
+        self._unbounded = self._mode.fused.glu[act](gate, up)
         return self._unbounded
+
+    def moe(self, x: mx.array, weights: ExpertWeights, spec: Experts) -> mx.array:
+        (logits,) = self.linear(x, weights.router, bias=[weights.router_bias])
+        return mixed(x, logits, weights, spec, self._mode)
 
     def add(self, x: mx.array, y: mx.array) -> mx.array:
         return x + y
@@ -185,12 +174,7 @@ class MLXOps:
 
     def logits(self, x: mx.array, weight: Matrix, softcap: float = 0.0) -> mx.array:
         y = self._product(x, weight)
-        return self._functions["capped"](y, mx.array(softcap)) if softcap > 0 else y
+        return self._mode.fused.capped(y, mx.array(softcap)) if softcap > 0 else y
 
     def hidden(self, x: mx.array) -> mx.array:
         return x
-
-
-def _widened(y: mx.array, top: mx.array | None) -> mx.array:
-    y = y.astype(mx.float32)
-    return y if top is None else y * top

@@ -6,9 +6,10 @@ that is wanted, else logits.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import mlx.core as mx
 import numpy as np
@@ -17,13 +18,16 @@ from edgerun.backends import base
 from edgerun.backends.checking import check
 from edgerun.backends.fetched import FetchedRows
 from edgerun.backends.mlx_kv import MLXKVPool
-from edgerun.backends.mlx_ops import MLXOps, Mode
+from edgerun.backends.mlx_memory import StepMemory
+from edgerun.backends.mlx_mode import Mode
+from edgerun.backends.mlx_ops import MLXOps
+from edgerun.backends.mlx_started import StartedStep, begin, guarded, host
 from edgerun.backends.mlx_step import Step
 from edgerun.backends.recorder import Recorder
 from edgerun.backends.rope_table import RopeTable
-from edgerun.errors import BackendError, EdgerunError, OutOfMemoryError
+from edgerun.errors import OutOfMemoryError
 
-__all__ = ["MLXProgram", "failure"]
+__all__ = ["MLXProgram"]
 
 #: Steps of more tokens than this are measured against free memory first.
 _MEASURED = 64
@@ -32,6 +36,8 @@ _MEASURED = 64
 class MLXProgram(base.Program):
     """A forward pass over a pool."""
 
+    ahead = _MEASURED
+
     def __init__(
         self,
         forward: base.Forward,
@@ -39,7 +45,6 @@ class MLXProgram(base.Program):
         n_ctx: int,
         mode: Mode,
         free: Callable[[], int],
-        device: mx.Device,
     ) -> None:
         """``free`` tells the bytes of memory that are left."""
         self._forward = forward
@@ -47,16 +52,15 @@ class MLXProgram(base.Program):
         self._n_ctx = n_ctx
         self._mode = mode
         self._free = free
-        self._device = device
-        self._functions = mode.functions()
         recorder = Recorder()
         result = forward(recorder)
         self.n_vocab = result.width
-        self._widest = max(n.width for n in recorder.nodes)
+        self._memory = StepMemory.of(recorder.nodes, mode)
         self._n_tokens = next(n.data["weight"].n_out for n in recorder.nodes if n.kind == "embed")
         ropes = dict.fromkeys(n.data["rope"] for n in recorder.nodes if n.kind == "rope")
         self._ropes = {rope: i for i, rope in enumerate(ropes)}
         self._tables = [RopeTable(rope, n_ctx) for rope in ropes]
+        self._factors: dict[int, mx.array] = {}
 
     def run(self, batch: base.Batch) -> base.F32:
         """One step.
@@ -68,77 +72,66 @@ class MLXProgram(base.Program):
             OutOfMemoryError: no memory is left for so large a step; nothing was written.
         """
         check(batch, self._n_tokens, self._n_ctx, self._kv.n_pages)
-        if self._kv.lost is not None:
-            raise BackendError(f"the KV cache was lost: {self._kv.lost}; load the model again")
         self.best = None
-        n = len(batch.outputs)
         if batch.n_tokens == 0:
             return np.zeros((0, self.n_vocab), np.float32)
+        self._kv.settle()
         self._reserve(batch)
-        with mx.stream(self._device):
-            try:
-                return self._run(batch, n)
-            except EdgerunError:
-                raise
-            except (RuntimeError, ValueError, MemoryError) as e:
-                self._kv.lost = e  # which pages were written nobody knows
-                raise failure(e, f"a step of {batch.n_tokens} tokens") from e
+        with guarded(self._kv, f"a step of {batch.n_tokens} tokens"):
+            logits, _ = self._graph(Step(batch, self._tables))
+            found = self._results(logits, batch)
+            mx.synchronize()  # the next step writes to pages that nothing in flight may hold
+        return found
 
-    def _run(self, batch: base.Batch, n: int) -> base.F32:
-        step = Step(batch, self._tables)
-        ops = MLXOps(step, self._kv, self._mode, self._functions, self._ropes)
-        logits = self._forward(cast(base.Ops, ops))
+    def _results(self, logits: mx.array, batch: base.Batch) -> base.F32:
+        n = len(batch.outputs)
         if n == 0:
-            # Waited for all the same: the engine learns from it what steps cost.
+            # Computed at once all the same: the engine learns what steps cost.
             mx.eval(self._kv.arrays())
-            _settle()
             return np.zeros((0, self.n_vocab), np.float32)
         if not batch.want_best:
-            _begin(logits, *self._kv.arrays())
-            found = _host(logits)
-            _settle()
-            return found
-        finite = mx.isfinite(logits).all(axis=1)
-        best = mx.where(finite, mx.argmax(logits, axis=1).astype(mx.int32), -1)
-        _begin(best, logits, *self._kv.arrays())
+            begin(logits, *self._kv.arrays())
+            return host(logits)
+        best = self._mode.fused.best(logits)
+        begin(best, logits, *self._kv.arrays())
         self.best = np.array(best)
-        _settle()
-        return cast(base.F32, FetchedRows(functools.cache(lambda: _host(logits)), range(n)))
+        return cast(base.F32, FetchedRows(functools.cache(lambda: host(logits)), range(n)))
+
+    def start(self, batch: base.Batch, after: base.Started | None = None) -> StartedStep:
+        filled = dataclasses.replace(batch, tokens=np.maximum(batch.tokens, 0))
+        check(filled, self._n_tokens, self._n_ctx, self._kv.n_pages)
+        self._reserve(batch)
+        assert after is None or isinstance(after, StartedStep)
+        if after is None or self._kv.started is not after:
+            self._kv.settle()
+        with guarded(self._kv, f"a step of {batch.n_tokens} tokens"):
+            before = self._kv.started
+            if before is not None:
+                before.give()
+            known = None if after is None else mx.clip(after.lazy_best, 0, self._n_tokens - 1)
+            logits, attended = self._graph(Step(batch, self._tables, known))
+            best = self._mode.fused.best(logits)
+            self._kv.started = StartedStep(attended, best, logits, before, self._kv)
+            self._kv.started.give_half()
+        return self._kv.started
+
+    def _graph(self, step: Step) -> tuple[mx.array, list[mx.array]]:
+        """The result, and what each layer's attention gives; nothing is computed yet."""
+        ops = MLXOps(step, self._kv, self._mode, self._ropes, self._factors)
+        result: mx.array = self._forward(cast(base.Ops, ops))
+        return result, ops.attended
 
     def _reserve(self, batch: base.Batch) -> None:
         """Refuse what the device would run out of memory with: by then it ends the process."""
-        n, outputs = batch.n_tokens, len(batch.outputs)
+        n = batch.n_tokens
         if n <= _MEASURED:
             return
-        longest = int((np.diff(batch.row_start) + batch.n_past).max())
-        need = 4 * (4 * n * self._widest + 2 * outputs * self.n_vocab + n * longest)
+        new = np.diff(batch.row_start).tolist()
+        rows = list(zip(batch.n_past.tolist(), new, strict=True))
+        need = self._memory.of_step(rows, len(batch.outputs))
         free = self._free()
         if need > free:
             raise OutOfMemoryError(
                 f"a step of {n} tokens needs {need / 2**20:.0f} MiB, but {free / 2**20:.0f} MiB "
                 "are free: close other programs or lower n_ctx"
             )
-
-
-def _begin(*arrays: mx.array) -> None:
-    """Start computing; ``async_eval`` has no types."""
-    cast(Any, mx).async_eval(*arrays)
-
-
-def _settle() -> None:
-    """Wait until nothing in flight holds the pages: the next step would copy all of them to write.
-    That is why no step begins before the last one has ended."""
-    mx.synchronize()
-
-
-def failure(error: BaseException, what: str) -> EdgerunError:
-    """What MLX raised, as one of ours."""
-    text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if isinstance(error, MemoryError) or "alloc" in text.lower() or "memory" in text.lower():
-        return OutOfMemoryError(f"no memory for {what}: {text}; close other programs")
-    return BackendError(f"MLX failed at {what}: {text}")
-
-
-def _host(x: mx.array) -> base.F32:
-    found: base.F32 = np.array(x)
-    return found

@@ -37,6 +37,10 @@ class Row:
 class Step:
     """A checked batch.
 
+    Args:
+        known: int32, what a token of ``-1 - j`` stands for at ``j``: an array that may be part of
+            a graph.
+
     Attributes:
         tokens, slots, row_of, place: int32 [n_tokens]: ids, where K and V go, the row of each
             token and its index in the row's sequence.
@@ -45,13 +49,18 @@ class Step:
         turns: for each rope float32 [n_tokens, n_rot], cosines and sines.
     """
 
-    def __init__(self, batch: base.Batch, ropes: Sequence[RopeTable]) -> None:
+    def __init__(
+        self, batch: base.Batch, ropes: Sequence[RopeTable], known: mx.array | None = None
+    ) -> None:
         self.rows = _rows(batch)
         self.n_tokens = batch.n_tokens
         place = np.concatenate([np.arange(r.n_past, r.n_total) for r in self.rows])
         row_of = np.repeat(np.arange(batch.n_rows), np.diff(batch.row_start))
         slots = np.concatenate([r.slots[r.n_past :] for r in self.rows])
         self.tokens = mx.array(batch.tokens)
+        if known is not None and (batch.tokens < 0).any():
+            named = known[mx.array(np.maximum(-1 - batch.tokens, 0))]
+            self.tokens = mx.where(self.tokens < 0, named, self.tokens)
         self.slots = mx.array(slots.astype(np.int32))
         self.row_of = mx.array(row_of.astype(np.int32))
         self.place = mx.array(place.astype(np.int32))

@@ -11,7 +11,6 @@ import mlx.core as mx
 
 from edgerun.gguf import GGMLType
 from edgerun.gguf.blocks.iquants import IQ4_VALUES
-from edgerun.gguf.blocks.lowbit import E2M1_DOUBLED, e8m0_half
 
 __all__ = ["UNPACKED", "unpack"]
 
@@ -61,23 +60,6 @@ def _q3_k(b: mx.array) -> mx.array:
     return _groups(q, _f16(b, 108) * (_f32(scales) - 32))
 
 
-def _k_scales(b: mx.array) -> tuple[mx.array, mx.array]:
-    """Q4_K's and Q5_K's scales and minima of 8 groups, times the block's: two of [n, 8]."""
-    a, m, low = b[:, 4:8], b[:, 8:12], b[:, 12:16]
-    scales = mx.concatenate([a & 63, low & 15 | (a >> 6) << 4], axis=1)
-    mins = mx.concatenate([m & 63, low >> 4 | (m >> 6) << 4], axis=1)
-    return _f16(b, 0) * _f32(scales), _f16(b, 2) * _f32(mins)
-
-
-def _q4_k(b: mx.array) -> mx.array:
-    return _groups(_f32(_fields(b[:, 16:], 4, 32)), *_k_scales(b))
-
-
-def _q5_k(b: mx.array) -> mx.array:
-    codes = _fields(b[:, 48:], 4, 32) | _fields(b[:, 16:48], 1, 32) << 4
-    return _groups(_f32(codes), *_k_scales(b))
-
-
 def _q6_k(b: mx.array) -> mx.array:
     q = _fields(b[:, :128], 4, 64) | _fields(b[:, 128:192], 2, 32) << 4
     scales = mx.contiguous(b[:, 192:208]).view(mx.int8)
@@ -95,20 +77,12 @@ def _iq4_xs(b: mx.array) -> mx.array:
     return _groups(values, _f16(b, 0) * (_f32(scales) - 32))
 
 
-def _mxfp4(b: mx.array) -> mx.array:
-    scale = mx.array(e8m0_half())[b[:, :1]]
-    return scale * mx.array(E2M1_DOUBLED)[_fields(b[:, 1:], 4, 16)]
-
-
 _DECODERS: dict[int, Callable[[mx.array], mx.array]] = {
     GGMLType.Q2_K: _q2_k,
     GGMLType.Q3_K: _q3_k,
-    GGMLType.Q4_K: _q4_k,
-    GGMLType.Q5_K: _q5_k,
     GGMLType.Q6_K: _q6_k,
     GGMLType.IQ4_NL: _iq4_nl,
     GGMLType.IQ4_XS: _iq4_xs,
-    GGMLType.MXFP4: _mxfp4,
 }
 
 #: Types that :func:`unpack` takes.

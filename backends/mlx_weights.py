@@ -3,7 +3,8 @@
 Formats of 32 or more codes to a scale become MLX's affine groups of 32: ``scale * code + bias``.
 With float32 scales all of them are exact; with float16 scales, half of the memory traffic, those of
 Q4_K and Q5_K are products that round (by 2^-12 of the scale at most), the others are still exact.
-Formats with groups of 16 or a table of values stay as the file has them.
+MXFP4 is a format of MLX's own. Formats with groups of 16 or a table of values stay as the file has
+them.
 """
 
 from __future__ import annotations
@@ -23,8 +24,7 @@ from edgerun.gguf import GGMLType, dequantize
 from edgerun.gguf.blocks.kquants import scales_mins
 
 __all__ = [
-    "GROUP", "UNPACKED_ONLY", "Affine", "Floats", "Matrix", "Packed", "Vector", "load",
-    "matrix_bytes", "one_by_one",
+    "Floats", "Grouped", "Matrix", "Packed", "Vector", "load", "matrix_bytes", "one_by_one",
 ]  # fmt: skip
 
 U8 = npt.NDArray[np.uint8]
@@ -82,31 +82,47 @@ def one_by_one(x: mx.array, product: Callable[[mx.array], mx.array]) -> mx.array
     return rows[0] if len(rows) == 1 else mx.concatenate(rows, axis=0)
 
 
-class Affine(Matrix):
-    """Codes in MLX's packing, uint32 [n_out, n_in * bits / 32]; scales and biases
-    [n_out, n_in / 32]."""
+class Grouped(Matrix):
+    """Codes in MLX's packing, uint32 [n_out, n_in * bits / 32], and for each group of 32 a scale
+    and a bias [n_out, n_in / 32]; of MXFP4 an exponent in uint8 and no bias."""
 
-    def __init__(self, codes: mx.array, scales: mx.array, biases: mx.array, bits: int) -> None:
+    def __init__(
+        self, codes: mx.array, scales: mx.array, biases: mx.array | None, bits: int
+    ) -> None:
         super().__init__(scales.shape[0], scales.shape[1] * GROUP)
-        self.codes = codes
-        self.scales = scales
-        self.biases = biases
-        self.bits = bits
+        self._codes = codes
+        self._scales = scales
+        self._biases = biases
+        mode = "mxfp4" if biases is None else "affine"
+        self._how: dict[str, Any] = {"group_size": GROUP, "bits": bits, "mode": mode}
 
     def arrays(self) -> list[mx.array]:
-        return [self.codes, self.scales, self.biases]
+        return [a for a in (self._codes, self._scales, self._biases) if a is not None]
 
     def rows(self, at: mx.array | slice) -> mx.array:
-        return mx.dequantize(
-            self.codes[at], self.scales[at].astype(mx.float32),
-            self.biases[at].astype(mx.float32), group_size=GROUP, bits=self.bits,
-        )  # fmt: skip
+        scales, biases = self._scales[at], None
+        if self._biases is not None:
+            scales, biases = scales.astype(mx.float32), self._biases[at].astype(mx.float32)
+        found = mx.dequantize(self._codes[at], scales, biases, **self._how)
+        return found.astype(mx.float32)
 
     def product(self, x: mx.array) -> mx.array:
         """``x @ self.T`` by MLX's own kernels, which differ by how many rows ``x`` has."""
         return mx.quantized_matmul(
-            x, self.codes, self.scales, self.biases, transpose=True, group_size=GROUP,
-            bits=self.bits,
+            x, self._codes, self._scales, self._biases, transpose=True, **self._how
+        )
+
+    def products(self, x: mx.array, ids: mx.array, n: int, in_order: bool) -> mx.array:
+        """Where this is ``n`` matrices, one behind another: [..., rows, n_out / n] of
+        ``x`` [..., rows, n_in] and the ones that ``ids`` [...] name; ``in_order`` if they rise."""
+
+        def apart(a: mx.array) -> mx.array:
+            return a.reshape(n, -1, a.shape[-1])
+
+        biases = None if self._biases is None else apart(self._biases)
+        return mx.gather_qmm(
+            x, apart(self._codes), apart(self._scales), biases, rhs_indices=ids, transpose=True,
+            sorted_indices=in_order, **self._how,
         )  # fmt: skip
 
 
@@ -141,6 +157,8 @@ class Floats(Matrix):
 
 # -- from the file's blocks -----------------------------------------------------------------------
 
+#: Reads a tensor slice by slice, and gives each to what it is called with.
+Each = Callable[[Callable[[slice, U8], None]], None]
 #: Codes [n, n_in] of rows of blocks, their scales and biases [n, n_in / 32] in float32.
 Split = Callable[[npt.NDArray[Any]], tuple[U8, F32, F32]]
 
@@ -222,8 +240,7 @@ _AFFINE: dict[int, tuple[int, np.dtype[Any], Split]] = {
 }  # fmt: skip
 
 
-#: Types that MLX has no groups for.
-UNPACKED_ONLY = UNPACKED - _AFFINE.keys()
+_MXFP4 = _layout(("e", "u1"), ("qs", "u1", 16))
 
 
 def _pack(codes: U8, bits: int) -> npt.NDArray[np.uint32]:
@@ -239,7 +256,7 @@ def _pack(codes: U8, bits: int) -> npt.NDArray[np.uint32]:
 
 
 def matrix_bytes(
-    tensor: base.RawTensor, scale_type: npt.DTypeLike, raw: Collection[int] = UNPACKED_ONLY
+    tensor: base.RawTensor, scale_type: npt.DTypeLike, raw: Collection[int] = UNPACKED
 ) -> int:
     """What :func:`load` makes of a matrix takes so much memory."""
     n_out, n_in = tensor.shape
@@ -247,7 +264,7 @@ def matrix_bytes(
     if tensor.type in _AFFINE and tensor.type not in raw:
         groups = n_in // GROUP
         return n_out * groups * (4 * _AFFINE[tensor.type][0] + 2 * scale_bytes)
-    if tensor.type in raw or tensor.type in (_T.F16, _T.BF16):
+    if tensor.type in raw or tensor.type in (_T.MXFP4, _T.F16, _T.BF16):
         return int(tensor.data.nbytes)
     return 4 * n_out * n_in
 
@@ -255,14 +272,14 @@ def matrix_bytes(
 def load(
     tensor: base.RawTensor,
     scale_type: npt.DTypeLike,
-    raw: Collection[int] = UNPACKED_ONLY,
+    raw: Collection[int] = UNPACKED,
     taken: base.Taken | None = None,
 ) -> Matrix:
     """Take a matrix over, slice by slice.
 
     Args:
         scale_type: float32 or float16, of affine scales.
-        raw: types, of those that can be unpacked, that stay as the file has them.
+        raw: types that stay as the file has them.
         taken: is told of the rows that were read.
 
     Raises:
@@ -284,6 +301,8 @@ def load(
         return Packed(mx.array(blocks), tensor.type, n_in)
     if tensor.type in _AFFINE:
         return _load_affine(tensor, scale_type, each)
+    if tensor.type == _T.MXFP4:
+        return _load_mxfp4(tensor, each)
     if tensor.type in (_T.F16, _T.BF16):
         halves = np.empty((n_out, n_in), np.uint16)
         each(lambda s, rows: halves.__setitem__(s, rows.view(np.uint16)))
@@ -299,8 +318,8 @@ def load(
 def _load_affine(
     tensor: base.RawTensor,
     scale_type: npt.DTypeLike,
-    each: Callable[[Callable[[slice, U8], None]], None],
-) -> Affine:
+    each: Each,
+) -> Grouped:
     bits, layout, split = _AFFINE[tensor.type]
     n_out, n_in = tensor.shape
     codes = np.empty((n_out, n_in * bits // 32), np.uint32)
@@ -315,4 +334,18 @@ def _load_affine(
         codes[s] = _pack(found.reshape(n, n_in), bits)
 
     each(put)
-    return Affine(mx.array(codes), mx.array(scales), mx.array(biases), bits)
+    return Grouped(mx.array(codes), mx.array(scales), mx.array(biases), bits)
+
+
+def _load_mxfp4(tensor: base.RawTensor, each: Each) -> Grouped:
+    n_out, n_in = tensor.shape
+    codes = np.empty((n_out, n_in // 8), np.uint32)
+    exponents = np.empty((n_out, n_in // GROUP), np.uint8)
+
+    def put(s: slice, rows: U8) -> None:
+        blocks = rows.view(_MXFP4)
+        exponents[s] = blocks["e"]
+        codes[s] = _pack(_low_high(blocks["qs"]).reshape(len(rows), n_in), 4)
+
+    each(put)
+    return Grouped(mx.array(codes), mx.array(exponents), None, 4)

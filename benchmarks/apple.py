@@ -6,8 +6,9 @@
 First correctness: every architecture's fixture, and the same bits for every width of a step in the
 exact mode; a failure is said at once and ends the run with status 1. Then tokens per second of
 prompts of 512 tokens, decode, and 8 sequences, of models whose weights are random: edgerun in both
-modes, and mlx-lm's model of the same shape with 4 bits in groups of 64, which have as many bits a
-weight as Q4_K. (Not called mlx.py: that name would stand before MLX itself on Python's path.)
+modes, each step waited for and ("ahead") as greedy texts run, and mlx-lm's model of the same shape
+with 4 bits in groups of 64, which have as many bits a weight as Q4_K, as its generator runs it.
+(Not called mlx.py: that name would stand before MLX itself on Python's path.)
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from _blocks import SHAPES  # noqa: E402
 from _models import synthesize  # noqa: E402
 
 from edgerun import bench  # noqa: E402
-from edgerun.backends.base import Batch  # noqa: E402
+from edgerun.backends.base import Batch, Program  # noqa: E402
 from edgerun.backends.mlx import MLXBackend  # noqa: E402
 from edgerun.loading import LoadedModel, load  # noqa: E402
 
@@ -80,9 +81,33 @@ def ours(path: Path, exact: bool, rounds: int, sizes: tuple[int, int, int]) -> d
     model = load(path, MLXBackend(exact), n_ctx=need)
     found = bench.measure(model.program, prompt, decode, (1, batch), rounds)
     row: dict[str, Any] = {m.name: round(m.median, 2) for m in found}
+    each = -(-(64 + decode) // 32)
+    spans = [range(i * each, (i + 1) * each) for i in range(batch)]
+    one = [range(-(-(prompt + decode) // 32))]
+    for name, past, rows in ((f"decode {decode}", prompt, one), (f"{batch} sequences", 64, spans)):
+        seconds = [ahead(model.program, past, rows, decode) for _ in range(rounds + 1)]
+        row[f"{name} ahead"] = round(len(rows) * decode / statistics.median(seconds[1:]), 2)
     row |= {"engine": "edgerun exact" if exact else "edgerun", "memory": mx.get_peak_memory()}
     model.backend.close()
     return row
+
+
+def ahead(program: Program, past: int, rows: Sequence[Sequence[int]], n: int) -> float:
+    """Seconds of ``n`` greedy steps as the engine runs them, each started before the ids of the one
+    before are known; ``rows`` are the pages of texts of ``past`` tokens."""
+
+    def batch(i: int, tokens: Sequence[int]) -> Batch:
+        packed = [([t], past + i, p, [0]) for t, p in zip(tokens, rows, strict=True)]
+        return Batch.pack(packed, want_best=True)
+
+    start = time.perf_counter()
+    step = program.start(batch(0, [17] * len(rows)))
+    for i in range(1, n):
+        behind = program.start(batch(i, [-1 - j for j in range(len(rows))]), step)
+        step.wait()
+        step = behind
+    step.wait()
+    return time.perf_counter() - start
 
 
 def mlx_lm(shape: str, rounds: int, sizes: tuple[int, int, int]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 // attention.h: K and V as their pages hold them, and sums of splits of a sequence. Needs lanes.h.
 
 constexpr constant int PAGE = 32, SPLIT = 8 * PAGE;  // tokens; a split's sums are its own
+constexpr constant float LOG2E = 1.4426950408889634f;
 
 // Plain floats. `at` numbers heads of tokens: (page * PAGE + slot) * n_kv_heads + head.
 template <int D, typename T>
@@ -68,6 +69,13 @@ struct Sums {
     const float now = max(top, o.top), mine = power(top, now), its = power(o.top, now);
     for (int e = 0; e < E; ++e) v[e] = fma(v[e], mine, o.v[e] * its);
     weights = fma(weights, mine, o.weights * its);
+    top = now;
+  }
+  // One more score, of no token.
+  void add_score(float score) {
+    const float now = max(top, score), mine = power(top, now);
+    for (int e = 0; e < E; ++e) v[e] *= mine;
+    weights = fma(weights, mine, power(score, now));
     top = now;
   }
   // 2^(a - b) where a <= b, of which both may be -inf.

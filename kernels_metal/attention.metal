@@ -1,11 +1,10 @@
 // q T [tokens, n_heads, D], pages of k and v [n_pages, PAGE, n_kv_heads, D], pages int32 [rows, max_pages], row and place int32
-// [tokens] (a token's row of pages, and its place in the sequence), factors float [scale, soft-cap]
+// [tokens] (a token's row of pages, and its place in the sequence), factors float [scale, soft-cap, with SINKS those of all heads]
 // -> out T [tokens, n_heads, D]; with PARTS float [tokens, n_heads, splits, D + 2]: sums of each split, their top and weights.
-// Templates: D, WINDOW (0: none), SOFTCAP, PARTS, T. `keys` and `values` are defined before this.
+// Templates: D, WINDOW (0: none), SOFTCAP, PARTS, SINKS, T. `keys` and `values` are defined before this.
 // Grid: a simdgroup for each head of a token, and with PARTS for each split it sees (x: splits, y: heads, z: tokens).
 // For scores four lanes share a key and a lane keeps one score; for V lanes share the dimensions.
 constexpr uint QUADS = (D + 15) / 16, E = (D + 31) / 32;
-constexpr float LOG2E = 1.4426950408889634f;
 const uint lane = thread_index_in_simdgroup, part = lane & 3, of_eight = lane >> 2;
 const uint token = threadgroup_position_in_grid.z, n_heads = q_shape[1], n_kv = k_shape[2];
 const uint head = threadgroup_position_in_grid.y * simdgroups_per_threadgroup + simdgroup_index_in_threadgroup;
@@ -77,6 +76,7 @@ if (PARTS) {
     out[where * (D + 2) + D + 1] = OUT(sums.weights);
   }
 } else {
+  if (SINKS) all.add_score(factors[2 + head] * LOG2E);
   for (uint e = 0; e < E; ++e)
     if (lane * E + e < D) out[ulong(token * n_heads + head) * D + lane * E + e] = OUT(all.v[e] / all.weights);
 }

@@ -1,5 +1,5 @@
-// parts float [tokens, n_heads, splits, D + 2], place int32 [tokens] -> out T [tokens, n_heads, D]: what attention.metal gives
-// without PARTS. Templates: D, WINDOW, T. Grid: a simdgroup for each head of a token (y: heads, z: tokens).
+// parts float [tokens, n_heads, splits, D + 2], place int32 [tokens], factors as attention.metal's -> out T [tokens, n_heads, D]:
+// what that gives without PARTS. Templates: D, WINDOW, SINKS, T. Grid: a simdgroup for each head of a token (y: heads, z: tokens).
 constexpr uint E = (D + 31) / 32;
 const uint lane = thread_index_in_simdgroup, token = threadgroup_position_in_grid.z;
 const uint head = threadgroup_position_in_grid.y * simdgroups_per_threadgroup + simdgroup_index_in_threadgroup;
@@ -15,5 +15,6 @@ for (int i = 0; i < splits; ++i) {
   sums.weights = in[D + 1];
   all.add(sums);
 }
+if (SINKS) all.add_score(factors[2 + head] * LOG2E);
 for (uint e = 0; e < E; ++e)
   if (lane * E + e < D) out[where * D + lane * E + e] = T(all.v[e] / all.weights);

@@ -47,6 +47,15 @@ def test_what_is_wrong_is_said(apple: ModuleType, tmp_path: Path) -> None:
     assert "llama" in failures[0]
 
 
+def test_what_is_timed(apple: ModuleType) -> None:
+    path = FIXTURES / "arch" / "llama.gguf"
+    row = apple.ours(path, False, 1, (40, 3, 2))
+    timed = {name for name, value in row.items() if name != "engine" and value > 0}
+    assert timed == {
+        "prefill 40", "decode 3", "2 sequences", "decode 3 ahead", "2 sequences ahead", "memory",
+    }  # fmt: skip
+
+
 def test_it_needs_metal(apple: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setattr(sys, "argv", ["apple.py"])
     monkeypatch.setattr(apple.mx.metal, "is_available", lambda: False)

@@ -13,8 +13,10 @@ from helpers import scenarios
 pytest.importorskip("mlx.core", reason="MLX is not installed")
 
 from edgerun import LLM, SamplingParams
-from edgerun.backends.base import Memory
+from edgerun.backends.base import Batch, Memory, Started
 from edgerun.backends.mlx import MLXBackend
+from edgerun.backends.mlx_program import MLXProgram
+from edgerun.backends.mlx_started import StartedStep
 from edgerun.loading import open_backend
 
 
@@ -29,6 +31,29 @@ def test_every_request_gets_what_it_gets_alone(path: Path) -> None:
     cached, drafts = scenarios.run_on_backend(path, MLXBackend(exact=True), range(12), 64, 70)
     assert cached > 0
     assert drafts > 0
+
+
+def test_steps_start_before_the_ids_they_begin_with_are_known(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy texts, several at once, with ends that nobody foresaw: the same as step by step."""
+    started, start = [], MLXProgram.start
+
+    def counted(self: MLXProgram, batch: Batch, after: Started | None = None) -> StartedStep:
+        started.append(after is not None)
+        return start(self, batch, after)
+
+    monkeypatch.setattr(MLXProgram, "start", counted)
+    prompts = [PROMPT, "the sea", "in the rain the sea is"]
+    params = [SamplingParams(temperature=0.0, max_tokens=n) for n in (40, 9, 33)]
+    texts = []
+    for ahead in (0, 64):
+        monkeypatch.setattr(MLXProgram, "ahead", ahead)
+        with LLM(path, backend="mlx", exact=True, n_ctx=128, speculation="off") as llm:
+            streams = [llm.stream(p, x) for p, x in zip(prompts, params, strict=True)]
+            texts.append(["".join(c.text for c in s) for s in streams])
+        assert (sum(started) > 10) == bool(ahead)
+    assert texts[0] == texts[1]
 
 
 PROMPT = "the rain in the sea is the rain in the sea is the"

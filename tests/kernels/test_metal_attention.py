@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -59,10 +60,12 @@ class Pages:
         for store, x in ((self.reference.keys[0], k), (self.reference.values[0], v)):
             store.write(where, x[at].reshape(len(at), self.spec.n_kv_heads, -1))
 
-    def step(self, rows: list[tuple[int, int, int]]) -> tuple[Batch, F32, F32]:
+    def step(
+        self, rows: list[tuple[int, int, int]], sinks: F32 | None = None
+    ) -> tuple[Batch, F32, F32]:
         """``(sequence, n_past, n)`` a row: the batch, queries, and what they should give."""
         batch, (q, k, v) = self.batch(rows)
-        wanted = _NumpyOps(batch, self.reference).attention(q, k, v, 0, self.spec)
+        wanted = _NumpyOps(batch, self.reference).attention(q, k, v, 0, self.spec, sinks)
         return batch, self.split(q), self.split(wanted)
 
     def queries(self, rows: list[tuple[int, int, int]]) -> tuple[Batch, F32]:
@@ -94,15 +97,22 @@ def table(batch: Batch) -> tuple[NDArray[np.int32], ...]:
     return batch.pages, rows, places(batch)
 
 
-def attend(m: Modules, pages: Pages, batch: Batch, q: Any, splits: int = 1) -> NDArray[Any]:
+def attend(
+    m: Modules,
+    pages: Pages,
+    batch: Batch,
+    q: Any,
+    splits: int = 1,
+    sinks: Sequence[float] | F32 = (),
+) -> NDArray[Any]:
     """With more than one split: in parts, put together."""
-    factors = np.array([pages.spec.scale, pages.spec.softcap], np.float32)
+    factors = np.array([pages.spec.scale, pages.spec.softcap, *sinks], np.float32)
     where = table(batch)
     launch = mk.launch_attention(q, pages.kv(), where, pages.spec, factors, splits)
     found = m.run(launch)
     if splits == 1:
         return found
-    return m.run(mk.launch_merge(found, where[2], pages.spec, str(q.dtype)))
+    return m.run(mk.launch_merge(found, where[2], factors, pages.spec, str(q.dtype)))
 
 
 def splits_of(batch: Batch, window: int) -> int:
@@ -125,7 +135,7 @@ def metal() -> Modules:
             continue
         launches.append(mk.launch_attention(*args, 2))
         parts = np.zeros((2, spec.n_heads, 2, spec.head_dim + 2), np.float32)
-        launches.append(mk.launch_merge(parts, table(batch)[2], spec, "float32"))
+        launches.append(mk.launch_merge(parts, table(batch)[2], factors, spec, "float32"))
     modules.prepare(launches)
     return modules
 
@@ -151,6 +161,18 @@ def test_agrees_with_the_reference(spec: Attention, kv_type: str, metal: Modules
             splits = splits_of(batch, spec.window)
             assert splits == 2
             np.testing.assert_array_equal(attend(metal, pages, batch, q, splits), found)
+
+
+def test_sinks_take_their_part(metal: Modules) -> None:
+    """Of each head its own: one that is above every score, one below, whole and in parts."""
+    pages = Pages(SMALL, "f16", [300, 3])
+    sinks = np.array([40.0, -1.5], np.float32)
+    batch, q, wanted = pages.step([(1, 1, 2), (0, 299, 1)], sinks)
+    found = attend(metal, pages, batch, q, 1, sinks)
+    np.testing.assert_allclose(found, wanted, atol=4e-6, rtol=2e-6)
+    assert np.abs(wanted[:, 0]).max() < 1e-6 < np.abs(wanted[:, 1]).min(axis=1).max()
+    assert np.abs(found - attend(metal, pages, batch, q)).max() > 1e-3
+    np.testing.assert_array_equal(attend(metal, pages, batch, q, 2, sinks), found)
 
 
 @pytest.mark.parametrize(("spec", "kv_type"), [(SMALL, "q8_0"), (WINDOW, "f16")], ids=ids)
@@ -224,6 +246,7 @@ FAULTS = {
     "the window is one too wide": ("at - WINDOW + 1", "at - WINDOW"),
     "a raised maximum leaves the sums": ("sums.v[e] *= shrink", "sums.v[e] *= 1.0f"),
     "weights of other keys": ("ushort(4 * (j & 7) + (j >> 3))", "ushort(j)"),
+    "a sink leaves the sums": ("v[e] *= mine", "v[e] *= 1.0f"),
     "splits are added without their maxima": ("its = power(o.top, now)", "its = 1.0f"),
     "pages of another row": ("uint(row[token]) *", "uint(row[token] ^ 1) *"),
 }  # fmt: skip
@@ -231,7 +254,7 @@ FAULTS = {
 
 def results(m: Modules, pages: Pages) -> F32:
     batch, q = pages.queries([(1, 3, 1), (0, 318, 2)])
-    return attend(m, pages, batch, q)
+    return attend(m, pages, batch, q, 1, (3.0, 1.0))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

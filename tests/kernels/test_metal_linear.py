@@ -144,6 +144,24 @@ def test_matrices_of_floats(t: T, n: int, k: int, metal: Modules) -> None:
         assert (bits(one) == bits(y[4:5])).all()
 
 
+@pytest.mark.parametrize("shared", [1, 3])
+@pytest.mark.parametrize("t", [T.Q6_K, T.F16], ids=lambda t: t.name)
+def test_an_experts_product_has_the_bits_of_one_alone(t: T, shared: int, metal: Modules) -> None:
+    """Of 4 experts whose 6 rows lie one behind another, more than a threadgroup's; tokens of 1 and
+    of 3 experts each."""
+    stored: NDArray[np.generic]
+    if t == T.F16:
+        stored, k = floats(t, 24, 259)[0], 259
+    else:
+        stored, k = gguf_rows(t, 24, 768, np.random.default_rng(2)).view(np.uint8), 768
+    stored = np.ascontiguousarray(stored.reshape(24, -1))
+    x = np.random.default_rng(1).standard_normal((9 // shared, k), dtype=np.float32)
+    chosen = np.array([3, 0, 2, 1, 1, 3, 0, 0, 2], np.int32)
+    y = metal.run(mk.launch_experts(stored, GGMLType(t), x, chosen, 4))
+    every = metal.run(mk.launch_linear(stored, GGMLType(t), x)).reshape(len(x), 4, 6)
+    assert (bits(y) == bits(every[np.arange(9) // shared, chosen])).all()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_inputs(dtype: str, metal: Modules) -> None:
     """Sums are float32 all the same, and rounded once, at the end."""

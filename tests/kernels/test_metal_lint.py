@@ -23,18 +23,23 @@ def launches() -> list[tuple[str, mk.Launch]]:
         found.append((f"all_rows {t.name}", mk.launch_all_rows(w, t, k, "bfloat16")))
     ids = np.zeros(1, np.int32)
     found.append(("rows", mk.launch_rows(w, t, k, ids, "float32")))
+    found.append(("gemv_experts", mk.launch_experts(w, t, x, ids, 2)))
     floats = np.zeros((3, 9), np.float32)
+    found.append(
+        ("gemv_float_experts", mk.launch_experts(floats, GGMLType.F32, floats[:1], ids, 3))
+    )
     found.append(("gemv_float", mk.launch_linear(floats, GGMLType.F32, floats)))
     spec = Attention(2, 1, 20, 1.0, 30.0, 40)
     q, kv = np.zeros((1, 2, 20), np.float16), [np.zeros((2, 32, 1, 20), np.int8)] * 2
     kv += [np.zeros((2, 32, 1, 1), np.float16)] * 2
     table = (np.zeros((1, 1), np.int32), ids, ids)
+    plain, sinks = np.zeros(2, np.float32), np.zeros(4, np.float32)
     for name, args in (("f16", [q.repeat(2, 0)] * 2), ("q8_0", kv)):
-        for splits in (1, 2):
-            launch = mk.launch_attention(q, args, table, spec, np.zeros(2, np.float32), splits)
+        for splits, factors in ((1, sinks), (2, plain)):
+            launch = mk.launch_attention(q, args, table, spec, factors, splits)
             found.append((f"attention {name} {splits}", launch))
     parts = np.zeros((1, 2, 2, 22), np.float32)
-    found.append(("merge", mk.launch_merge(parts, ids, spec, "float16")))
+    found.append(("merge", mk.launch_merge(parts, ids, sinks, spec, "float16")))
     return found
 
 

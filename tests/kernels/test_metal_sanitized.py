@@ -36,6 +36,7 @@ for t in {types!r}:
     if not {all!r}:
         print("done", t)
         continue
+    m.run(mk.launch_experts(w[:4], GGMLType(t), x, np.array([1, 0, 1], np.int32), 2))
     m.run(mk.launch_gemm(w, GGMLType(t), x))
     m.run(mk.launch_all_rows(w, GGMLType(t), k, "float32"))
     print("done", t)
@@ -45,10 +46,10 @@ if {attention!r}:
     kv = [rng.integers(-9, 9, (3, 32, 1, 36), dtype=np.int8) for _ in range(2)]
     kv += [np.ones((3, 32, 1, 2), np.float16)] * 2
     table = (np.array([[2, 0, 1]], np.int32), np.zeros(2, np.int32), np.array([31, 70], np.int32))
-    factors = np.array([0.2, 0.0], np.float32)
+    factors = np.array([0.2, 0.0, 1.0, -1.0], np.float32)
     whole = m.run(mk.launch_attention(q, kv, table, spec, factors))
     parts = m.run(mk.launch_attention(q, kv, table, spec, factors, 2))
-    assert (m.run(mk.launch_merge(parts, table[2], spec, "float32")) == whole).all()
+    assert (m.run(mk.launch_merge(parts, table[2], factors, spec, "float32")) == whole).all()
     print("attention")
 """
 
