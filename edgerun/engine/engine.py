@@ -19,7 +19,7 @@ from edgerun.engine.metrics import Counters, Metrics
 from edgerun.engine.pacing import Pacer
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.rows import Row, add_drafts, feed
-from edgerun.engine.scheduler import Demand, Limits, plan
+from edgerun.engine.scheduler import Limits, plan
 from edgerun.engine.sequence import Scores, Sequence
 from edgerun.engine.swap import SwapTier
 from edgerun.errors import ContextLengthError, GenerationError
@@ -267,7 +267,7 @@ class Engine:
         new = [(s, m) for s, m, _ in taken if m is not None]
         waiting = [s for s, _, _ in taken if s.kept]
         self.pager.enter(new)
-        back, most = 0, self._back(demands)
+        back, most = 0, self.pacer.pages(demands, self.swap.copy_seconds) if self.swap else 0
         for s in [*waiting, *(s for s, _ in new)]:
             back += self.pager.restore(s, most - back)
         self._swapped = back > 0
@@ -290,12 +290,6 @@ class Engine:
                 return self._schedule(now)  # before an embedding takes them again
             self._give_up(asking[0][0])
         return rows
-
-    def _back(self, demands: list[Demand]) -> int:
-        """Pages that may come back from host memory in the next step."""
-        swap = self.swap
-        most = None if swap is None else self.pacer.pages(demands, swap.copy_seconds)
-        return self.pool.n_pages if most is None else most
 
     def _going_on(self) -> list[Row] | None:
         """The rows where nothing is to be decided, as in most steps: every sequence generates and

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 
 from edgerun.engine.budget import Pace, StepCost
@@ -57,13 +58,13 @@ class Pacer:
         within = limits.busy_budget if within is None else within
         return min(limits.budget, max(within, limits.least_budget))
 
-    def pages(self, demands: Sequence[Demand], seconds: float) -> int | None:
+    def pages(self, demands: Sequence[Demand], seconds: float) -> int:
         """Pages that may come back from host memory in the next step, of ``seconds`` each: where
-        rows generate, as many as take half of what the gap leaves. None: as many as there are."""
+        rows generate, as many as take half of what the gap leaves."""
         generating = min(sum([d.generating for d in demands]), self._limits.max_rows)
         gap = self._limits.gap
         room = self._room(gap, generating) if gap is not None and generating else None
-        return None if room is None else max(1, int(room / 2 / max(seconds, 1e-9)))
+        return sys.maxsize if room is None else max(1, int(room / 2 / max(seconds, 1e-9)))
 
     def _room(self, gap: float, generating: int) -> float | None:
         """Seconds that may come between one token of the generating rows and the next, besides
