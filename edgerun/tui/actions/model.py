@@ -45,12 +45,16 @@ class ModelActions(Base):
 
     async def _change_model(self, target: str) -> None:
         keeper = self.talk.keeper
+
+        def go() -> None:
+            keeper.load(target)
+
         try:
             await keeper.partner.check(target)
         except EdgerunError as e:
             self.tell(printable(e, 400), bad=True)
         else:
-            self.talk.when_stopped(lambda: keeper.load(target))
+            self.talk.when_stopped(go)
 
     @property
     def pulls(self) -> Pulls:
