@@ -136,7 +136,9 @@ class Batch:
         tokens: list[int] = []
         positions: list[int] = []
         outputs: list[int] = []
-        starts, n_past, pages = [0], [], []
+        starts = [0]
+        n_past: list[int] = []
+        pages: list[int] = []
         most = max([len(r[2]) for r in rows], default=0)
         for ids, past, held, wanted in rows:
             at = len(tokens)
