@@ -51,8 +51,8 @@ struct Unit32 {
   vf min(int) const { return h2f(u + 2 * R); }
 };
 
-// Floats of int16 pairs of BITS bits, plus OFFSET, times a scale, rounded once. With 2^23's exponent put over them they are floats
-// already; those of the upper halves stand 2^16 higher.
+// Floats of int16 pairs less OFFSET times a scale, rounded once. With 2^23's exponent put over counted bits they are floats already;
+// those of the upper halves stand 2^16 higher.
 struct PairScale {
   vf low, high, low_bias, high_bias;
   explicit PairScale(vf d)
@@ -61,19 +61,14 @@ struct PairScale {
 template <int BITS, int OFFSET>
 ER_INL void scale_pair(uint8_t* o, vi pair, const PairScale& s) {
   enum { MASK = (1 << BITS) - 1 };
-  if constexpr (!FUSED) {
-    const vi v = sub16(and_(pair, all16(MASK)), all16(OFFSET));
+  if constexpr (OFFSET != 0 || !FUSED) {
+    const vi v = OFFSET != 0 ? sub16(pair, all16(OFFSET)) : and_(pair, all16(MASK));
     stf(o, mul(s.low, cvt(int_lo(v))));
     stf(o + VB, mul(s.low, cvt(int_hi(v))));
   } else {
     const vf a = as_float(sel(all32(MASK), pair, all32(0x4b000000))), b = as_float(sel(all32(MASK << 16), pair, all32(0x4b000000)));
-    if constexpr (OFFSET == 0) {
-      stf(o, fma(a, s.low, s.low_bias));
-      stf(o + VB, fma(b, s.high, s.high_bias));
-    } else {
-      stf(o, mul(s.low, add(a, splat_f(-0x1p23f - OFFSET))));
-      stf(o + VB, mul(s.high, add(b, splat_f(-0x1p23f - OFFSET * 0x1p16f))));
-    }
+    stf(o, fma(a, s.low, s.low_bias));
+    stf(o + VB, fma(b, s.high, s.high_bias));
   }
 }
 

@@ -37,8 +37,8 @@ ER_INL void scales12(const uint8_t* s, BlockK& o) {  // eight pairs of 6 bits in
 ER_INL int at(int s, int r) { return s / 2 * 2 * R + r * 2 + s % 2; }
 ER_INL int flat_at(int s, int r) { return s * R + r; }
 
-// Heads give scales as int16 pairs plus OFFSET, whose bits from BITS up may hold anything where these are counted (get), or where
-// they are FLAT as int8 [s][row] (bytes).
+// Heads give scales as int16 pairs plus OFFSET, the bits from BITS up being anything where there is none (get), or where they are
+// FLAT as int8 [s][row], less OFFSET (bytes).
 
 struct Head12 {  // Q4_K, Q5_K
   enum { NS = 8, MIN = 1, BYTES = 16 * R, OFFSET = 0, FLAT = 0, BITS = 6 };
