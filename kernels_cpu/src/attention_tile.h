@@ -73,13 +73,18 @@ static void start_split(Tile& t) {
 // both sides shrink to the common maximum.
 static void merge(float m, const float* l, const float* acc, int v_dim, float& mt, float* lt, float* tot) {
   if (m == NEG_INF) return;  // nothing was visible
+  if (mt == NEG_INF) {       // nor in the splits before
+    memcpy(lt, l, 64);
+    memcpy(tot, acc, size_t(v_dim) * 4);
+    mt = m;
+    return;
+  }
   const float top = mt > m ? mt : m;
   alignas(64) float f[16] = {};
-  f[0] = mt == NEG_INF ? 0.0f : mt - top;
+  f[0] = mt - top;
   f[1] = m - top;
-  const bool none = mt == NEG_INF;
   store(f, vexp_below_88(load(f)));
-  const v16 x = splat(none ? 0.0f : f[0]), y = splat(f[1]);
+  const v16 x = splat(f[0]), y = splat(f[1]);
   store(lt, fma(load(lt), x, mul(load(l), y)));
   for (int d = 0; d < v_dim; d += 16) store(tot + d, fma(load(tot + d), x, mul(load(acc + d), y)));
   mt = top;

@@ -60,15 +60,6 @@ static void op_scale(const float* x, float s, int n, float* out) {
   for (; i < n; i++) out[i] = x[i] * s;
 }
 
-ER_INL v16 silu(v16 x) { return div(x, add(splat(1), vexp(sub(splat(0), x)))); }
-
-// x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
-ER_INL v16 gelu(v16 x) {
-  const v16 x3 = mul(mul(x, x), x);
-  const v16 u2 = mul(splat(1.5957691216057308f), fma(splat(0.044715f), x3, x));
-  return div(x, add(splat(1), vexp(sub(splat(0), u2))));
-}
-
 ER_INL v16 swiglu_oai(v16 gate, v16 up) {
   const v16 g = vmin(splat(7), gate), u = vmax(splat(-7), vmin(splat(7), up));
   return mul(div(g, add(splat(1), vexp(mul(splat(-1.702f), g)))), add(u, splat(1)));
@@ -78,7 +69,7 @@ static void glu(const float* gate, const float* up, int n, int act, float* out) 
   for (int i = 0; i < n; i += 16) {
     const int m = n - i < 16 ? n - i : 16;
     const v16 g = m == 16 ? load(gate + i) : load_part(gate + i, m), u = m == 16 ? load(up + i) : load_part(up + i, m);
-    const v16 y = act == GLU_OAI ? swiglu_oai(g, u) : mul(act == GLU_SILU ? silu(g) : gelu(g), u);
+    const v16 y = act == GLU_OAI ? swiglu_oai(g, u) : glu16(g, u, act);
     if (m == 16) store(out + i, y);
     else store_part(out + i, y, m);
   }

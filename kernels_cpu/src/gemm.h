@@ -1,7 +1,9 @@
 // gemm.h: many columns. Two tiles at a time are unpacked to code bytes (slice.h) and meet every column tile, a slice of K
 // after the other; float sums wait in memory between slices, which changes nothing about them.
 #pragma once
+#include "kernels.h"
 #include "slice.h"
+#include "vmath.h"
 
 namespace er {
 namespace ER_ISA {
@@ -83,8 +85,43 @@ struct Gemm {
 // Where a call keeps its sums between slices, in scratch: [M + BLOCK_C][2][R] of first and of second digits.
 struct Sums { float *first, *second; };
 
-static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool both, const uint8_t* act, int K, int M, float* out,
-                      int64_t ldo, uint8_t* slice, const Sums& sums, const Seconds& seconds) {
+// Two tiles that are multiplied together, and those to fetch meanwhile. `second` may be missing: the first one again.
+struct Pair { const uint8_t *first, *second, *next_first, *next_second; };
+
+// Results on their way to out: [M][ldo] from the first tile's first row on.
+struct Results {
+  float* out;
+  int64_t ldo;
+  bool both;          // whether there is a second tile
+  const float* add;   // null, or what is added, [M][ld_add]
+  int64_t ld_add;
+  int glu;            // not 0: the first tile gates the second (Glu)
+  const uint8_t* has;  // columns with second digits
+};
+
+// Whether one tile can gate another here: that takes sixteen rows, as exponentials do.
+enum { GATES = R == 16 };
+
+// Columns m0 .. m1, while their sums are in L1.
+static void finish_columns(const Results& r, const Sums& sums, int m0, int m1) {
+  const int tiles = r.both && !r.glu ? 2 : 1;
+  for (int m = m0; m < m1; m++) {
+    const float *f = sums.first + m * 2 * R, *s = sums.second + m * 2 * R;
+    const bool has = r.has[m];
+    float* out = r.out + m * r.ldo;
+    const auto sum = [&](int q) { return has ? add(ldf(f + q * R), ldf(s + q * R)) : ldf(f + q * R); };
+#if defined(__AVX512F__)
+    if (r.glu) {
+      store(out, glu16(v16{sum(0)}, v16{sum(1)}, r.glu));
+      continue;
+    }
+#endif
+    for (int q = 0; q < tiles; q++) stf(out + q * R, r.add ? add(sum(q), ldf(r.add + m * r.ld_add + q * R)) : sum(q));
+  }
+}
+
+static void two_tiles(const Gemm& g, const Pair& w, const uint8_t* act, int K, int M, uint8_t* slice, const Sums& sums,
+                      const Seconds& seconds, const Results& results) {
   const int nt = (M + BLOCK_C - 1) / BLOCK_C;
   const size_t act_tile = col_tile_bytes(K, BLOCK_C);
   const bool any = seconds.start[K / 32] > 0;
@@ -93,34 +130,35 @@ static void two_tiles(const Gemm& g, const uint8_t* w0, const uint8_t* w1, bool 
     kn = slice_of(K, k0);
     const int blocks = kn / 32;
     const size_t at = size_t(k0 / g.unit_k) * size_t(g.unit), bytes = size_t((kn + g.unit_k - 1) / g.unit_k) * size_t(g.unit);
-    g.unpack(w0 + at, blocks, slice);
-    g.unpack(w1 + at, blocks, slice + VB);
-    // The next two tiles, fetched while these two are at work.
+    g.unpack(w.first + at, blocks, slice);
+    g.unpack(w.second + at, blocks, slice + VB);
+    if (any) g.seconds(slice, seconds, act, k0 / 32, blocks, sums.second, uint32_t(M));
+    // The next two tiles, one after the other, fetched while these two are at work.
     const int share = int((2 * bytes / size_t(blocks) / size_t(nt) + 63) / 64), have = int(2 * bytes / size_t(blocks) + 63) / 64;
     const uint8_t* a = act + size_t(k0 / 32) * size_t(BLOCK_C * REC);
     const uint8_t* const a_next = k0 + kn < K ? a + blocks * BLOCK_C * REC : act;
     for (int i = 0; i < nt; i++, a += act_tile) {
-      const Ahead ahead = {i + 1 < nt ? a + act_tile : a_next, w0 + 2 * g.tile + 2 * at + size_t(i * blocks * share) * 64,
+      const size_t fetched = 2 * at + size_t(i * blocks * share) * 64;
+      const Ahead ahead = {i + 1 < nt ? a + act_tile : a_next, fetched < g.tile ? w.next_first + fetched : w.next_second + (fetched - g.tile),
                            i * share < have ? share : 0};
       g.block(slice, a, blocks, sums.first + i * BLOCK_C * 2 * R, k0 == 0, ahead, M - i * BLOCK_C);
+      if (k0 + kn == K) finish_columns(results, sums, i * BLOCK_C, i + 1 < nt ? (i + 1) * BLOCK_C : M);
     }
-    if (any) g.seconds(slice, seconds, act, k0 / 32, blocks, sums.second, uint32_t(M));
   }
-  for (int m = 0; m < M; m++)
-    for (int q = 0; q < (both ? 2 : 1); q++) {
-      const vf f = ldf(sums.first + (m * 2 + q) * R);
-      stf(out + m * ldo + q * R, seconds.has[m] ? add(f, ldf(sums.second + (m * 2 + q) * R)) : f);
-    }
 }
 
 static void many_columns(const Gemm& g, const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo,
-                         uint8_t* scratch, const Seconds& seconds) {
+                         uint8_t* scratch, const Seconds& seconds, const After& after) {
   const Multiplier on(g.halves);
   float* first = (float*)(scratch + SLICE_BYTES);
   const Sums sums = {first, first + size_t(M + BLOCK_C) * 2 * R};
-  for (int t = 0; t < tiles; t += 2, w += 2 * g.tile) {
-    const bool both = t + 1 < tiles;
-    two_tiles(g, w, both ? w + g.tile : w, both, act, K, M, out + int64_t(t) * R, ldo, scratch, sums, seconds);
+  const int step = after.up ? 1 : 2;
+  Results r = {out, ldo, true, after.add, after.ld_add, after.up ? after.glu : 0, seconds.has};
+  for (int t = 0; t < tiles; t += step, w += step * g.tile, r.out += step * R) {
+    r.both = after.up || t + 1 < tiles;
+    const uint8_t* second = after.up ? after.up + size_t(t) * g.tile : r.both ? w + g.tile : w;
+    two_tiles(g, {w, second, w + step * g.tile, second + step * g.tile}, act, K, M, scratch, sums, seconds, r);
+    if (r.add) r.add += step * R;
   }
 }
 static size_t gemm_scratch(int M) { return SLICE_BYTES + size_t(M + BLOCK_C) * 4 * VB; }

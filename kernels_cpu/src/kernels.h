@@ -14,6 +14,14 @@ enum Act : int {
   N_ACTS = 2,
 };
 
+// What becomes of a product's results on their way to out: one of the two, or neither.
+struct After {
+  const float* add;   // null, or what is added, [M][ld_add], from the same row of the matrix on
+  int64_t ld_add;
+  const uint8_t* up;  // null, or tiles of a second matrix of the same type, whose results those of the first gate
+  int glu;            // how: float_ops.h's Glu
+};
+
 // One ggml type. A tile is `tile_rows` weight rows interleaved over all of K; tiles are contiguous.
 struct Linear {
   int type;       // ggml type id
@@ -29,6 +37,10 @@ struct Linear {
   void (*run)(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch);
   // Row r of a tile as float [K], the bits of the file format's dequantizer.
   void (*unpack_row)(const uint8_t* tile, int r, int K, float* out);
+  // run, and what comes after, in one go: the bits of the single steps. False: not for so few columns, or not in this set, and
+  // nothing is done. Null: never.
+  bool (*run_after)(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch,
+                    const After& after);
 };
 
 struct Linears {

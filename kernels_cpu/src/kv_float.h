@@ -15,15 +15,17 @@ template <class E> struct KvFloat {
 
   using Many = KvFloat<F32>;  // reads what widen_k writes
 
-  // Query i of a block of n.
-  static void put_query(const float* row, int head_dim, int n, int i, float* q) {
-    for (int d = 0; d < head_dim; d++) q[d * n + i] = row[d];
+  ER_INL int64_t query_floats(int head_dim) { return (head_dim + 15) / 16 * 16; }
+  // Query i of a block.
+  static void put_query(const float* row, int head_dim, int, int i, float* q) {
+    memcpy(q + i * query_floats(head_dim), row, size_t(head_dim) * 4);
   }
 
-  // q: [head_dim][N], s: [N][PAGE]. The page after this one is fetched meanwhile.
+  // q: [N][query_floats], s: [N][PAGE]. The page after this one is fetched meanwhile.
   template <int N>
   static void scores(const float* q, const uint8_t* page_k, const uint8_t* next, int head_dim, float (*s)[PAGE]) {
     const T* k = (const T*)page_k;
+    const int64_t ld = query_floats(head_dim);
     for (int h = 0; h < PAGE; h += VECTORS * 16) {
       v16 sum[N][VECTORS];
       ER_UNROLL for (int i = 0; i < N; i++)
@@ -33,7 +35,7 @@ template <class E> struct KvFloat {
         ER_UNROLL for (int j = 0; j < VECTORS; j++) x[j] = E::get(k + d * PAGE + h + j * 16);
         if (next && h == 0) __builtin_prefetch(next + size_t(d) * PAGE * sizeof(T));
         ER_UNROLL for (int i = 0; i < N; i++) {
-          const v16 y = splat(q[d * N + i]);
+          const v16 y = splat(q[i * ld + d]);
           ER_UNROLL for (int j = 0; j < VECTORS; j++) sum[i][j] = fma(y, x[j], sum[i][j]);
         }
       }

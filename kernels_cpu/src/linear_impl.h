@@ -58,13 +58,23 @@ struct Run {
       }
       return;
     }
+    many(w, tiles, act, K, M, out, ldo, scratch, After{});
+  }
+  static void many(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch,
+                   const After& after) {
     typedef KindOf<T> Q;
-    const Gemm g = {tile, Unit<T>::HALVES != 0, int(Unit<T>::BLOCKS) * 32, T::UNIT, unpack_slice<T>, block<Q>, second_blocks<Q>};
-    many_columns(g, w, tiles, act, K, M, out, ldo, scratch + seconds_bytes(K, M), seconds);
+    const Gemm g = {tile_bytes(K), Unit<T>::HALVES != 0, int(Unit<T>::BLOCKS) * 32, T::UNIT, unpack_slice<T>, block<Q>, second_blocks<Q>};
+    many_columns(g, w, tiles, act, K, M, out, ldo, scratch + seconds_bytes(K, M), seconds_at(scratch, K, M), after);
+  }
+  static bool run_after(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch,
+                        const After& after) {
+    if (M <= PASSES || (after.up && !GATES)) return false;
+    many(w, tiles, act, K, M, out, ldo, scratch, after);
+    return true;
   }
   static constexpr Linear row() {
-    if constexpr (T::NS != 0) return {T::TYPE, ACT_Q8, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>};
-    else return {T::TYPE, ACT_Q8, R, 32, tile_bytes, pack32<T>, run, unpack_row32<T>};
+    if constexpr (T::NS != 0) return {T::TYPE, ACT_Q8, R, 256, tile_bytes, pack_k<T>, run, unpack_row_k<T>, run_after};
+    else return {T::TYPE, ACT_Q8, R, 32, tile_bytes, pack32<T>, run, unpack_row32<T>, run_after};
   }
 };
 

@@ -92,11 +92,32 @@ void Program::run_tiles(const LinearOut& o, int n, int tile, int tiles, const ui
   for (int t = 0; t < n; t++) isa_->ops->add(out + t * ldo, o.bias + r0, int(rows), out + t * ldo);
 }
 
+// Many columns meet the epilogue while they are in cache, where kernels know how.
+bool Program::run_fused(const Instr& in, const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out,
+                        int64_t ldo, Lane& lane) {
+  const Linear& l = *o.weight->linear;
+  const int K = int(o.weight->n_cols);
+  After after = {};
+  if (!l.run_after || o.bias) return false;
+  if (in.epilogue == EPI_RESIDUAL) {
+    after.add = token(in.residual, 0) + tile * l.tile_rows;
+    after.ld_add = ld_[in.residual];
+  } else if (in.epilogue == EPI_GLU && (in.glu == GLU_SILU || in.glu == GLU_GELU) && in.outs[1].weight->linear == &l &&
+             !in.outs[1].bias) {
+    after.up = in.outs[1].weight->data + size_t(tile) * l.tile_bytes(K);
+    after.glu = in.glu;
+  } else {
+    return false;
+  }
+  return l.run_after(o.weight->data + size_t(tile) * l.tile_bytes(K), tiles, acts[l.act], K, n, out, ldo, lane.scratch, after);
+}
+
 // Matrix `which`, or gate and up, with the epilogue; out is [n][ldo], its column 0 the first row of the tiles.
 void Program::linear_tiles(const Instr& in, int which, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
                            Lane& lane) {
   const LinearOut& o = in.outs[which];
   const int r0 = tile * o.weight->linear->tile_rows, rows = tiles * o.weight->linear->tile_rows;
+  if (run_fused(in, o, n, tile, tiles, acts, out, ldo, lane)) return;
   if (in.epilogue == EPI_GLU) {
     float* gate = units(lane);
     float* up = gate + int64_t(n) * rows;
@@ -169,6 +190,14 @@ void Program::merge(const Instr& in, const Merge& m, float* out, int64_t ld_out,
                            in.sinks ? in.sinks + m.kv_head * group + q % group : nullptr, vectors(lane), out + q / group * ld_out + (m.kv_head * group + q % group) * hd);
 }
 
+// A phase whose chunks are tokens, a few of them each where there are many.
+template <class F> void Program::each_token(int n, int thread, const F& f) {
+  const int step = n >= 32 * pool_->size() ? 4 : 1;
+  pool_->next_phase((n + step - 1) / step);
+  for (int c; (c = pool_->claim(thread)) >= 0;)
+    for (int t = c * step; t < (c + 1) * step && t < n; t++) f(t);
+}
+
 void Program::linear(const Instr& in, const Job& job, int thread) {
   Lane& lane = lanes_[thread];
   const int n = count(in, job), step = chunk_tiles(in, n), parts = in.epilogue == EPI_GLU ? 1 : in.n_outs;
@@ -183,8 +212,7 @@ void Program::linear(const Instr& in, const Job& job, int thread) {
   if (mine) {
     private_acts(in, n, lane, acts);
   } else {
-    pool_->next_phase(n);
-    for (int t; (t = pool_->claim(thread)) >= 0;) prepare(t, true);
+    each_token(n, thread, [&](int t) { prepare(t, true); });
   }
   pool_->next_phase(first[parts]);
   if (mine)
@@ -205,11 +233,10 @@ void Program::linear(const Instr& in, const Job& job, int thread) {
 void Program::rope_kv(const Instr& in, const Job& job, int thread) {
   Lane& lane = lanes_[thread];
   const int heads = in.n_heads + in.n_kv, hd = in.head_dim;
-  pool_->next_phase(job.batch.n_tokens);
-  for (int t; (t = pool_->claim(thread)) >= 0;) {
+  each_token(job.batch.n_tokens, thread, [&](int t) {
     for (int h = 0; h < in.n_heads; h++) rotate_head(in, job, t, h, lane, token(in.out, t) + h * hd);
     for (int h = in.n_heads; h < heads; h++) store_head(in, job, t, h - in.n_heads, rotate_head(in, job, t, h, lane, result(lane)));
-  }
+  });
 }
 
 void Program::run_phases(const Job& job, int thread) {
@@ -218,10 +245,7 @@ void Program::run_phases(const Job& job, int thread) {
     const Instr& in = code_[i];
     const int n = count(in, job);
     if (n == 0) continue;
-    const auto rows = [&](auto&& body) {
-      pool_->next_phase(n);
-      for (int t; (t = pool_->claim(thread)) >= 0;) body(t);
-    };
+    const auto rows = [&](auto&& body) { each_token(n, thread, body); };
     switch (in.op) {
       case OP_EMBED: rows([&](int t) { embed_row(in, job.batch.tokens[t], token(in.out, t)); }); break;
       case OP_TOKENWISE:

@@ -144,12 +144,15 @@ class Program {
   void index_acts(const Instr& in, int n, const uint8_t* const* acts, const Lane& lane) const;
   void private_acts(const Instr& in, int n, const Lane& lane, uint8_t** acts) const;
   void run_tiles(const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo, Lane& lane);
+  bool run_fused(const Instr& in, const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
+                 Lane& lane);
   void linear_tiles(const Instr& in, int which, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
                     Lane& lane);
   const float* rotate_head(const Instr& in, const Job& job, int t, int h, Lane& lane, float* out);
   void store_head(const Instr& in, const Job& job, int t, int kv_head, const float* k);
   void attend(const Instr& in, const Job& job, const Item& item, float* out, int64_t ld_out, float* parts, Lane& lane);
   void merge(const Instr& in, const Merge& m, float* out, int64_t ld_out, Lane& lane);
+  template <class F> void each_token(int n, int thread, const F& f);
   void linear(const Instr& in, const Job& job, int thread);
   void rope_kv(const Instr& in, const Job& job, int thread);
   bool inline_prologue(const Instr& in, int n) const;

@@ -1,5 +1,6 @@
 // vmath.h: exponentials and what is made of them, over vec16.h.
 #pragma once
+#include "float_ops.h"
 #include "vec16.h"
 
 namespace er {
@@ -30,6 +31,17 @@ ER_INL v16 softcap16(v16 x, float cap) {
   const v16 e = vexp(mul(x, splat(2.0f / cap)));
   return mul(splat(cap), sub(splat(1), div(splat(2), add(splat(1), e))));
 }
+
+ER_INL v16 silu(v16 x) { return div(x, add(splat(1), vexp(sub(splat(0), x)))); }
+
+// x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), u = sqrt(2/pi) (x + 0.044715 x^3)
+ER_INL v16 gelu(v16 x) {
+  const v16 x3 = mul(mul(x, x), x);
+  const v16 u2 = mul(splat(1.5957691216057308f), fma(splat(0.044715f), x3, x));
+  return div(x, add(splat(1), vexp(sub(splat(0), u2))));
+}
+
+ER_INL v16 glu16(v16 gate, v16 up, int act) { return mul(act == GLU_SILU ? silu(gate) : gelu(gate), up); }
 
 }  // namespace ER_ISA
 }  // namespace er
