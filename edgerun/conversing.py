@@ -49,12 +49,14 @@ class Conversation:
         shape: what the answer may consist of; None = nothing but text.
         constraint: what it must look like, after its reasoning; None = anything.
         gate: what bounds its reasoning, or has it come before the constraint; None = nothing.
+        left_out: how many of the oldest messages are not in it. See :mod:`.shifting`.
     """
 
     ids: list[int]
     shape: AnswerShape | None = None
     constraint: Constraint | None = None
     gate: Gate | None = None
+    left_out: int = 0
 
 
 def check_options(options: ChatOptions, tools: Sequence[Mapping[str, Any]]) -> Choice:

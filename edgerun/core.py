@@ -153,7 +153,8 @@ class SamplingParams:
         min_keep: truncating samplers leave at least this many candidates.
         n: how many answers to generate, each drawn on its own from the same seed.
         context_shift: when the context is full, drop the older half of it and go on, instead of
-            ending with ``length``. What is kept is computed again.
+            ending with ``length``. What is kept is computed again. Of a conversation that is too
+            long to begin with the oldest turns are not sent, see ``Usage.left_out``.
         n_keep: first tokens of the prompt that are never dropped; -1 = the whole prompt.
         priority: of requests that wait, a higher one counts as having come 30 s earlier.
         constraint: what the text must look like. It masks tokens before any of the samplers sees
@@ -326,12 +327,14 @@ class TokenLogprob:
 @dataclass(frozen=True)
 class Usage:
     """Token counts of one request. ``cached_tokens`` of the prompt came from the prefix cache;
-    ``reasoning_tokens`` of the completion were reasoning."""
+    ``reasoning_tokens`` of the completion were reasoning. ``left_out`` messages of the conversation
+    are not in the prompt, for want of room (``SamplingParams.context_shift``)."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
+    left_out: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -414,6 +417,7 @@ class Completion:
             sum(c.usage.completion_tokens for c in self.choices),
             self.usage.cached_tokens,
             sum(c.usage.reasoning_tokens for c in self.choices),
+            self.usage.left_out,
         )
 
     def to_dict(self) -> dict[str, Any]:

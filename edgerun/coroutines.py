@@ -6,7 +6,7 @@ import abc
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from edgerun.chat import ChatOptions
 from edgerun.conversing import split_overrides
@@ -19,8 +19,15 @@ __all__ = ["Begun", "Coroutines", "Message", "Prompt"]
 
 Prompt: TypeAlias = "str | Sequence[int]"
 Message: TypeAlias = Mapping[str, Any]
-#: How to end a request that was started, and how many tokens its prompt has.
-Begun: TypeAlias = "tuple[Callable[[], None], int]"
+
+
+class Begun(NamedTuple):
+    """A request that was started: how to end it, how many tokens its prompt has, and how many of
+    a conversation's messages are not in that."""
+
+    cancel: Callable[[], None]
+    n_prompt: int
+    left_out: int = 0
 
 
 class Coroutines(abc.ABC):
@@ -56,8 +63,8 @@ class Coroutines(abc.ABC):
         chosen = chosen_params(params, overrides)
         mailbox = AsyncMailbox()
         # Long texts take a while: they must not hold up the caller's loop.
-        cancel, n = await off_loop(partial(self._begin, prompt, chosen, mailbox.put), _end)
-        return AsyncChunkStream(mailbox, cancel, self, chosen.n, prompt_tokens=n)
+        begun = await off_loop(partial(self._begin, prompt, chosen, mailbox.put), _end)
+        return AsyncChunkStream(mailbox, begun.cancel, self, chosen.n, begun.n_prompt)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
@@ -90,8 +97,10 @@ class Coroutines(abc.ABC):
         asked, rest = split_overrides(options, overrides)
         mailbox, chosen = AsyncMailbox(), chosen_params(params, rest)
         work = partial(self._begin_chat, messages, asked, chosen, mailbox.put)
-        cancel, n = await off_loop(work, _end)
-        return AsyncChunkStream(mailbox, cancel, self, chosen.n, prompt_tokens=n)
+        begun = await off_loop(work, _end)
+        return AsyncChunkStream(
+            mailbox, begun.cancel, self, chosen.n, begun.n_prompt, begun.left_out
+        )
 
     async def astream_chat(
         self,
@@ -119,4 +128,4 @@ class Coroutines(abc.ABC):
 
 
 def _end(begun: Begun) -> None:
-    begun[0]()
+    begun.cancel()

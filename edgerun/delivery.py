@@ -68,8 +68,10 @@ class Delivery:
         emit: Callable[[Item], None],
         index: int = 0,
         shape: AnswerShape | None = None,
+        left_out: int = 0,
     ) -> None:
         self._index = index
+        self._left_out = left_out
         self._tokenizer = tokenizer
         self._reader = None if shape is None else AnswerReader(shape)
         exact = params.constraint is not None and params.constraint.kind != "lark"
@@ -109,6 +111,8 @@ class Delivery:
             if reason is FinishReason.STOP and self._reader.calls:
                 reason = FinishReason.TOOL_CALLS
             usage = replace(usage, reasoning_tokens=self._n_reasoning)
+        if self._left_out:
+            usage = replace(usage, left_out=self._left_out)
         if self._late:
             reason = FinishReason.LENGTH
         stopped_by = self._detok.matched
@@ -257,7 +261,8 @@ class ChunkStream(Iterator[Chunk]):
 class AsyncChunkStream(AsyncIterator[Chunk]):
     """:class:`ChunkStream` for a coroutine of the loop that was running when it was made.
 
-    ``prompt_tokens``: how many tokens the prompt has, which is known from the start.
+    ``prompt_tokens``: how many tokens the prompt has, which is known from the start; ``left_out``:
+    how many of the conversation's messages are not in it.
     """
 
     def __init__(
@@ -267,8 +272,9 @@ class AsyncChunkStream(AsyncIterator[Chunk]):
         owner: object,
         n: int = 1,
         prompt_tokens: int = 0,
+        left_out: int = 0,
     ) -> None:
-        self.prompt_tokens = prompt_tokens
+        self.prompt_tokens, self.left_out = prompt_tokens, left_out
         self._mailbox = mailbox
         self._owner = owner
         self._left = n

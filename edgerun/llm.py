@@ -35,6 +35,7 @@ from edgerun.kv_swap import open_swap
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.placing import check_layers
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
+from edgerun.shifting import fitted
 from edgerun.speculating import check_choice, open_speculation
 from edgerun.structured.grammars import Grammars
 from edgerun.text.answer.reader import AnswerShape
@@ -289,8 +290,8 @@ class LLM(Coroutines):
         """:meth:`generate` piece by piece. The request starts at once; closing or abandoning the
         iterator frees its place."""
         mailbox, chosen = Mailbox(), chosen_params(params, overrides)
-        cancel, _ = self._begin(prompt, chosen, mailbox.put)
-        return ChunkStream(mailbox, cancel, self, chosen.n)
+        begun = self._begin(prompt, chosen, mailbox.put)
+        return ChunkStream(mailbox, begun.cancel, self, chosen.n)
 
     def chat(
         self,
@@ -302,7 +303,8 @@ class LLM(Coroutines):
         """Answer a conversation of ``{"role": ..., "content": ...}`` messages.
 
         ``overrides`` are fields of :class:`SamplingParams` or of
-        :class:`~edgerun.chat.ChatOptions`.
+        :class:`~edgerun.chat.ChatOptions`. With ``context_shift`` the oldest turns of a long
+        conversation are not sent; ``usage.left_out`` says how many messages.
         """
         asked, rest = split_overrides(options, overrides)
         chosen = chosen_params(params, rest)
@@ -318,8 +320,8 @@ class LLM(Coroutines):
         """:meth:`chat` piece by piece."""
         asked, rest = split_overrides(options, overrides)
         mailbox, chosen = Mailbox(), chosen_params(params, rest)
-        cancel, _ = self._begin_chat(messages, asked, chosen, mailbox.put)
-        return ChunkStream(mailbox, cancel, self, chosen.n)
+        begun = self._begin_chat(messages, asked, chosen, mailbox.put)
+        return ChunkStream(mailbox, begun.cancel, self, chosen.n)
 
     # -- vectors ------------------------------------------------------------------------------
 
@@ -402,10 +404,10 @@ class LLM(Coroutines):
         params: SamplingParams,
         emit: Callable[[Item], None],
     ) -> Begun:
-        found = self.conversation(messages, options, params.constraint)
+        found = fitted(self, messages, options, params)
         if found.constraint is not params.constraint:
             params = replace(params, constraint=found.constraint)
-        return self._begin(found.ids, params, emit, found.shape, found.gate)
+        return self._begin(found.ids, params, emit, found.shape, found.gate, found.left_out)
 
     def _begin(
         self,
@@ -414,14 +416,17 @@ class LLM(Coroutines):
         emit: Callable[[Item], None],
         shape: AnswerShape | None = None,
         gate: Gate | None = None,
+        left_out: int = 0,
     ) -> Begun:
         """Start ``params.n`` answers to a prompt; how to end them, and the prompt's tokens."""
         drafter = self._speculation.drafter if self._speculation is not None else None
         ids, tokenizer = self._prompt_ids(prompt), self._model.tokenizer
         constraints = self._constraints(params, gate)
-        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter, constraints, shape)
+        found = sequences(
+            ids, params, tokenizer, self.n_ctx, emit, drafter, constraints, shape, left_out
+        )
         self._worker.submit(*found)
-        return partial(self._worker.cancel, *found), found[0].n_prompt
+        return Begun(partial(self._worker.cancel, *found), found[0].n_prompt, left_out)
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

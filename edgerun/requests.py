@@ -88,10 +88,11 @@ def sequences(
     drafter: Callable[[TokenConstraint | None], Drafter] | None = None,
     constraints: Sequence[TokenConstraint] = (),
     shape: AnswerShape | None = None,
+    left_out: int = 0,
 ) -> list[EngineSequence]:
     """The ``params.n`` answers to a prompt; the first leads, the others go on from its prompt.
     ``drafter`` makes each one's own. ``constraints`` are theirs, or empty. ``shape`` is that of the
-    answers to a conversation.
+    answers to a conversation, ``left_out`` of whose messages are not in the prompt.
 
     Raises:
         RequestError: the prompt or a parameter is unusable.
@@ -131,7 +132,7 @@ def sequences(
             list(ids),
             params,
             sampler,
-            Delivery(tokenizer, params, ids[-1], emit, index, shape),
+            Delivery(tokenizer, params, ids[-1], emit, index, shape, left_out),
             max_tokens=wanted if shift else min(wanted, room),
             eog_ids=ends,
             priority=params.priority,

@@ -216,6 +216,8 @@ class _Chat:
             return False
         self._write("\n")
         self._messages = [*turn, {"role": "assistant", "content": answer}]
+        if last is not None and last.usage is not None and (n := last.usage.left_out):
+            _say(f"[the oldest {n} messages were left out: the context is full]")
         if last is not None and last.timings is not None:
             _say(f"[{speed_line(last.timings)}]")
         return True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgerun.tui.conversation import Message
 from edgerun.tui.screens.help import HelpScreen, Section
-from edgerun.tui.status import bytes_text, count_text
+from edgerun.tui.status import bytes_text, count_text, left_out
 from edgerun.tui.text import fit, one_line
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ def answer_row(m: Message) -> tuple[str, str]:
             said.append(f"{u.prompt_tokens} in")
         if u.cached_tokens:
             said.append(f"{u.cached_tokens} cached")
+        if u.left_out:
+            said.append(left_out(u.left_out))
         said.append(f"{u.completion_tokens} out")
         if u.reasoning_tokens:
             said.append(f"{u.reasoning_tokens} of them thinking")
@@ -92,7 +94,9 @@ async def tokens(talk: Talk) -> list[Section]:
     """What fills the context."""
     partner, c = talk.keeper.partner, talk.conversation
     n_ctx = talk.keeper.about.n_ctx if talk.keeper.about else None
-    whole = await partner.count_prompt(c.wire()) if talk.keeper.ready and c.wire() else None
+    sent, whole = c.wire(), None
+    if talk.keeper.ready and sent:
+        whole = await partner.count_prompt(sent, talk.params)
     total = []
     if whole is not None:
         share = f", {whole / n_ctx:.0%} of {count_text(n_ctx)}" if n_ctx else ""

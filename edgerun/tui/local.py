@@ -150,7 +150,7 @@ class LocalPartner(Partner):
         if llm is None or self._closed:
             raise ClosedError("no model is loaded: choose one first")
         async with aclosing(await llm.start_chat(messages, params, options)) as chunks:
-            yield Chunk(usage=Usage(prompt_tokens=chunks.prompt_tokens))
+            yield Chunk(usage=Usage(chunks.prompt_tokens, left_out=chunks.left_out))
             async for chunk in chunks:
                 yield chunk
 
@@ -161,12 +161,20 @@ class LocalPartner(Partner):
         work = partial(llm.tokenize, text, add_bos=False)
         return await self._start(lambda _: len(work())).result()
 
-    async def count_prompt(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+    async def count_prompt(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> int | None:
         llm = self._llm
         if llm is None or not messages:
             return None
+
+        def work(_: Job[int]) -> int:
+            from edgerun.shifting import fitted
+
+            return len(fitted(llm, messages, None, params or SamplingParams()).ids)
+
         try:
-            return await self._start(lambda _: len(llm.conversation(messages).ids)).result()
+            return await self._start(work).result()
         except EdgerunError:  # asking will say what is wrong
             return None
 

@@ -132,7 +132,8 @@ class Partner(abc.ABC):
     ) -> AsyncGenerator[Chunk, None]:
         """The answer to a conversation, piece by piece.
 
-        A first chunk without text may tell the prompt's size, in ``usage``; the last one has a
+        A first chunk without text may tell the prompt's size, and how many messages are not in it,
+        in ``usage``; the last one has a
         finish reason, usage and timings. ``aclose()``, or cancelling the task that reads, ends the
         work within a step.
 
@@ -146,8 +147,10 @@ class Partner(abc.ABC):
         """Tokens of a text; None = cannot be told."""
 
     @abc.abstractmethod
-    async def count_prompt(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
-        """Tokens of a conversation as it is sent; None = cannot be told."""
+    async def count_prompt(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> int | None:
+        """Tokens of a conversation as it is sent with ``params``; None = cannot be told."""
 
     @abc.abstractmethod
     async def choices(self) -> list[Choice]:

@@ -234,7 +234,9 @@ class RemotePartner(Partner):
     async def count(self, text: str) -> int | None:
         return await self._tokens({"content": text})
 
-    async def count_prompt(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+    async def count_prompt(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> int | None:
         if not messages or not self._counts:
             return None
         data = await self._post_quietly(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from edgerun.core import Usage
 from edgerun.tui.status import Facts, bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from edgerun.tui.keeper import ModelKeeper
     from edgerun.tui.talk import Talk
 
-__all__ = ["Counts", "facts", "notice", "welcome"]
+__all__ = ["Counts", "facts", "in_context", "notice", "welcome"]
 
 
 class Counts(Protocol):
@@ -29,6 +30,17 @@ def last_answer(talk: Talk) -> Message | None:
     return next((m for m in reversed(path) if m.role == "assistant"), None)
 
 
+def in_context(talk: Talk, usage: Usage) -> int:
+    """Tokens in the context after an answer: not all of it, if that was full meanwhile."""
+    about = talk.keeper.about
+    if about is None or about.where or not about.n_ctx or usage.total_tokens <= about.n_ctx:
+        return usage.total_tokens
+    from edgerun.shifting import held
+
+    tokens = usage.prompt_tokens, usage.completion_tokens
+    return held(*tokens, about.n_ctx, talk.params.n_keep)
+
+
 def facts(talk: Talk, keeper: ModelKeeper, counts: Counts) -> Facts:
     """The status line's."""
     about, turn = keeper.about, talk.turn
@@ -43,17 +55,18 @@ def facts(talk: Talk, keeper: ModelKeeper, counts: Counts) -> Facts:
     used, estimate = counts.used, counts.estimate
     prefill = decode = None
     cached: int | None = None
+    left_out = 0
     if turn is not None:
-        decode = turn.speed
+        decode, left_out = turn.speed, turn.left_out
         if turn.prompt_tokens is not None:
-            used, estimate = turn.prompt_tokens + turn.tokens, False
+            used, estimate = in_context(talk, Usage(turn.prompt_tokens, turn.tokens)), False
     else:
         answer = last_answer(talk)
         if answer is not None and answer.timings is not None:
             prefill = answer.timings.prefill_per_second or None
             decode = answer.timings.decode_per_second or None
         if answer is not None and answer.usage is not None:
-            cached = answer.usage.cached_tokens
+            cached, left_out = answer.usage.cached_tokens, answer.usage.left_out
     return Facts(
         model=name,
         backend=backend,
@@ -69,6 +82,7 @@ def facts(talk: Talk, keeper: ModelKeeper, counts: Counts) -> Facts:
         cached=cached,
         acceptance=live.acceptance,
         memory=live.memory if about is not None else None,
+        left_out=left_out,
         unsaved="" if talk.store.saving else "not saved",
     )
 

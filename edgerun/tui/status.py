@@ -13,7 +13,7 @@ from textual.widget import Widget
 
 from edgerun.tui.text import fit, one_line, width
 
-__all__ = ["Facts", "Part", "StatusLine", "bytes_text", "count_text", "parts", "places"]
+__all__ = ["Facts", "Part", "StatusLine", "bytes_text", "count_text", "left_out", "parts", "places"]
 
 _GAUGE = 8
 #: From here on the gauge warns, and from there it is urgent.
@@ -32,6 +32,7 @@ class Facts(NamedTuple):
         cached: tokens of the last prompt that did not have to be computed.
         acceptance: share of guessed tokens that were right.
         memory: bytes.
+        left_out: messages that were not sent with the last question, for want of room.
         unsaved: that the chat is not being kept, in a word or two.
     """
 
@@ -49,6 +50,7 @@ class Facts(NamedTuple):
     cached: int | None = None
     acceptance: float | None = None
     memory: int | None = None
+    left_out: int = 0
     unsaved: str = ""
 
 
@@ -73,6 +75,11 @@ def bytes_text(n: int) -> str:
         if n >= size:
             return f"{n / size:.1f} {unit}" if n < 10 * size else f"{n / size:.0f} {unit}"
     return f"{n} B"
+
+
+def left_out(n: int) -> str:
+    """``1 message left out``."""
+    return f"{count_text(n)} message{'s' if n > 1 else ''} left out"
 
 
 def _speed(x: float) -> str:
@@ -105,6 +112,8 @@ def parts(f: Facts) -> list[Part]:
             out.append(Part(f"{_bar(share)} {room}", style, 3))
         else:
             out.append(Part(f"{mark}{count_text(f.used)} tokens", "text", 3))
+    if f.left_out:
+        out.append(Part(left_out(f.left_out), "text", 4))
     speed = "now" if f.live else "text"
     if f.decode is not None:
         out.append(Part(f"{_speed(f.decode)} t/s", speed, 4))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from typing import Any
 
 from edgerun.chat import ChatOptions, ToolCall, ToolCallDelta
 from edgerun.core import Chunk, FinishReason, SamplingParams, Timings, Usage
@@ -86,8 +87,10 @@ class Turn:
         self._calls: list[ToolCall] = list(self.message.calls)
         store.put(conversation.id, self.message)
         store.save(conversation)
-        #: Tokens of the prompt, once they are known, and of the answer so far.
+        #: Tokens of the prompt, once they are known, messages that are not in it, and tokens of
+        #: the answer so far.
         self.prompt_tokens: int | None = None
+        self.left_out = 0
         self.tokens = 0
         self._began = time.perf_counter()
         self._first: float | None = None
@@ -142,8 +145,9 @@ class Turn:
 
     async def _read(self) -> None:
         """Collect what the partner says, until it ends or the turn does."""
+        sent = self._conversation.wire()
         try:
-            answer = self._partner.answer(self._conversation.wire(), self._params, self._options)
+            answer = self._partner.answer(sent, self._params, self._options)
             async with aclosing(answer) as chunks:
                 async for chunk in chunks:
                     if self._over:
@@ -156,7 +160,10 @@ class Turn:
             self._end("stopped")
         except EdgerunError as e:
             full = e.code == ContextLengthError.code  # a server's has this code, too
-            self._fail(_too_long(e, self._partner.about) if full else str(e), e.code)
+            if full:
+                self._fail(_too_long(e, self._partner.about, self._params, sent), e.code)
+            else:
+                self._fail(str(e), e.code)
         except Exception as e:
             log.exception("a turn failed")
             self._fail(f"unexpected {type(e).__name__}: {e}", "internal_error")
@@ -170,6 +177,7 @@ class Turn:
             self._news.set()
         if chunk.usage is not None:
             self.prompt_tokens = chunk.usage.prompt_tokens or self.prompt_tokens
+            self.left_out = chunk.usage.left_out
         if chunk.finish_reason is not None:
             self.message.usage, self.message.timings = chunk.usage, chunk.timings
             if chunk.finish_reason is FinishReason.LENGTH:
@@ -230,7 +238,7 @@ class Turn:
         now = time.perf_counter()
         first = self._first or now
         if message.usage is None:
-            message.usage = Usage(self.prompt_tokens or 0, self.tokens)
+            message.usage = Usage(self.prompt_tokens or 0, self.tokens, left_out=self.left_out)
         if message.timings is None and self.tokens:
             # How much of the prompt was cached is not known, so no speed of reading is either.
             message.timings = Timings(
@@ -253,12 +261,30 @@ def _whole(usage: Usage, before: int) -> Usage:
     )
 
 
-def _too_long(error: EdgerunError, about: About | None) -> str:
+def _too_long(
+    error: EdgerunError,
+    about: About | None,
+    params: SamplingParams,
+    sent: Sequence[Mapping[str, Any]],
+) -> str:
+    """``sent``: the conversation, of which a model here gets the end with context shift."""
+    here = about is None or not about.where
+    shifted = here and params.context_shift and sent[-1]["role"] == "user"
     said = str(error)
     if isinstance(error, ContextLengthError):
         n, n_ctx = error.n_prompt_tokens, error.n_ctx
-        said = f"the conversation has {n} tokens and the context holds {n_ctx}"
-    return f"{said}: /undo takes the question back, /new starts afresh{_larger(about)}"
+        what = "the conversation has"
+        if shifted:
+            system = sent[0]["role"] == "system"
+            what = "the question and the system prompt have" if system else "the question has"
+        said = f"{what} {n} tokens and the context holds {n_ctx}"
+    out = f"{said}: /undo takes the question back"
+    if shifted:
+        return out + _larger(about)
+    out += f", /new starts afresh{_larger(about)}"
+    if here and not params.context_shift and sum(m["role"] == "user" for m in sent) > 1:
+        out += "; /set context_shift on, then /retry, leaves out the oldest messages"
+    return out
 
 
 def _larger(about: About | None) -> str:

@@ -173,7 +173,9 @@ class FakePartner(Partner):
     async def count(self, text: str) -> int | None:
         return len(text.split())
 
-    async def count_prompt(self, messages: Sequence[Mapping[str, Any]]) -> int | None:
+    async def count_prompt(
+        self, messages: Sequence[Mapping[str, Any]], params: SamplingParams | None = None
+    ) -> int | None:
         return sum(len(str(m["content"]).split()) for m in messages)
 
     async def choices(self) -> list[Choice]:

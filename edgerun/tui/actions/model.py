@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edgerun.errors import EdgerunError, RequestError, printable
 from edgerun.tui.actions.base import Base
+from edgerun.tui.sight import in_context
 from edgerun.tui.text import one_line
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class ModelActions(Base):
         last = path[-1] if path else None
         usage = last.usage if last is not None and last.role == "assistant" else None
         if usage is not None and usage.prompt_tokens:  # a server may not have come to say it
-            self.used, self.estimate = usage.total_tokens, False
+            self.used, self.estimate = in_context(self.talk, usage), False
             return
         self.used, self.estimate = None, True
         self._counting += 1
@@ -159,7 +160,7 @@ class ModelActions(Base):
             self.app.run_worker(self._count(self._counting), group="count", exclusive=True)
 
     async def _count(self, number: int) -> None:
-        used = await self.talk.keeper.partner.count_prompt(self.chat.wire())
+        used = await self.talk.keeper.partner.count_prompt(self.chat.wire(), self.talk.params)
         if number == self._counting and self.estimate:
             self.used = used
             self.app.stage.show_state()
