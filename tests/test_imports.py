@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
 PART_OF_LLM = {
     "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "kv_swap",
     "loading", "notices", "perplexity", "placing", "planning", "planning_layers", "requests",
-    "speculating", "structured",
+    "shifting", "speculating", "structured",
 }  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 450, 80

@@ -125,7 +125,7 @@ def add_sampling_options(p: argparse.ArgumentParser) -> None:
     )
     g.add_argument("--ignore-eos", action="store_true", help="go on past the model's own end")
     g.add_argument(
-        "--context-shift", action="store_true", help="when the context is full, drop the older half"
+        "--context-shift", action="store_true", help="when the context is full, drop the oldest"
     )
     g.add_argument(
         "--keep", type=int, metavar="N", help="first tokens never dropped; -1 = the whole prompt"

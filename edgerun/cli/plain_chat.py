@@ -217,7 +217,7 @@ class _Chat:
         self._write("\n")
         self._messages = [*turn, {"role": "assistant", "content": answer}]
         if last is not None and last.usage is not None and (n := last.usage.left_out):
-            _say(f"[the oldest {n} messages were left out: the context is full]")
+            _say(f"[context full: {n} older message{'s' if n > 1 else ''} left out]")
         if last is not None and last.timings is not None:
             _say(f"[{speed_line(last.timings)}]")
         return True

@@ -289,6 +289,13 @@ def test_prompts_longer_than_the_context(server: Endpoint) -> None:
         assert error["code"] == "context_length_exceeded"
         assert error["n_ctx"] == 64
         assert error["n_prompt_tokens"] > 64
+    # Who asks for it gets an answer to the end of the conversation.
+    more = [*long, {"role": "assistant", "content": "."}, {"role": "user", "content": "hi"}]
+    assert server.refused(PATH, ask(model="small", messages=more))["n_prompt_tokens"] > 64
+    body = ask(model="small", max_tokens=4)
+    done = server.post(PATH, body | {"messages": more, "context_shift": True})
+    alone = server.post(PATH, body | {"messages": more[-1:]})
+    assert done["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
 
 
 def test_a_failure_after_the_start_is_one_event(server: Endpoint) -> None:

@@ -82,6 +82,12 @@ def test_an_estimate_is_marked() -> None:
     assert "~1000/4096" in text(ALL._replace(estimate=True))
 
 
+def test_messages_left_out_stand_by_the_gauge() -> None:
+    assert "1000/4096 · 1 message left out · 31.4 t/s" in text(ALL._replace(left_out=1))
+    assert "1000/4096 · 12 messages left out · " in text(ALL._replace(left_out=12))
+    assert "left out" not in text(ALL)
+
+
 def test_nothing_of_a_server_reaches_the_terminal_raw() -> None:
     from edgerun.tui.status import StatusLine
 

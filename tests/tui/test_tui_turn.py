@@ -255,6 +255,36 @@ def test_a_full_context_says_what_to_do(store: Store, about: About, larger: str)
 
 
 @pytest.mark.parametrize(
+    ("shift", "where", "system", "note"),
+    [
+        (False, "", "", "the conversation has 5000 tokens and the context holds 4096: /undo takes "
+         "the question back, /new starts afresh; /set context_shift on, then /retry, leaves out "
+         "the oldest messages"),
+        (False, "http://x:1", "", "the conversation has 5000 tokens and the context holds 4096: "
+         "/undo takes the question back, /new starts afresh"),
+        (True, "http://x:1", "", "the conversation has 5000 tokens and the context holds 4096: "
+         "/undo takes the question back, /new starts afresh"),
+        (True, "", "", "the question has 5000 tokens and the context holds 4096: /undo takes the "
+         "question back"),
+        (True, "", "Be brief.", "the question and the system prompt have 5000 tokens and the "
+         "context holds 4096: /undo takes the question back"),
+    ],
+)  # fmt: skip
+def test_a_full_context_in_a_longer_chat(
+    store: Store, shift: bool, where: str, system: str, note: str
+) -> None:
+    about = About("m", n_ctx=4096, where=where)
+    partner = FakePartner([ContextLengthError(5000, 4096)], about=about, loaded=True)
+    chat = asked()
+    chat.system = system
+    chat.add("assistant", "Yes.")
+    chat.add("user", "And?")
+    turn = Turn(chat, partner, store, SamplingParams(context_shift=shift))
+    run(shown(turn))
+    assert turn.message.note == note
+
+
+@pytest.mark.parametrize(
     ("usage", "about", "most", "note"),
     [
         (Usage(9, 7), None, 7, "Cut short: max_tokens is 7. > or /continue goes on."),

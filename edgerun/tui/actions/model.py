@@ -105,7 +105,10 @@ class ModelActions(Base):
         self.app.push_screen(SamplingScreen(self._now(), self._set))
 
     def _set(self, settings: Settings) -> None:
+        shifted = self.talk.params.context_shift
         self.talk.params, self.talk.options = settings
+        if self.talk.params.context_shift is not shifted and not self.talk.busy:
+            self.recount()
         if self.app.remembered is not None:
             self.app.remembered.set_sampling(settings)
 
