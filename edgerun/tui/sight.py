@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from edgerun.core import Usage
 from edgerun.tui.status import Facts, bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -30,15 +29,14 @@ def last_answer(talk: Talk) -> Message | None:
     return next((m for m in reversed(path) if m.role == "assistant"), None)
 
 
-def in_context(talk: Talk, usage: Usage) -> int:
+def in_context(talk: Talk, prompt: int, answer: int) -> int:
     """Tokens in the context after an answer: not all of it, if that was full meanwhile."""
     about = talk.keeper.about
-    if about is None or about.where or not about.n_ctx or usage.total_tokens <= about.n_ctx:
-        return usage.total_tokens
+    if about is None or about.where or not about.n_ctx or prompt + answer <= about.n_ctx:
+        return prompt + answer
     from edgerun.shifting import held
 
-    tokens = usage.prompt_tokens, usage.completion_tokens
-    return held(*tokens, about.n_ctx, talk.params.n_keep)
+    return held(prompt, answer, about.n_ctx, talk.params.n_keep)
 
 
 def facts(talk: Talk, keeper: ModelKeeper, counts: Counts) -> Facts:
@@ -59,7 +57,7 @@ def facts(talk: Talk, keeper: ModelKeeper, counts: Counts) -> Facts:
     if turn is not None:
         decode, left_out = turn.speed, turn.left_out
         if turn.prompt_tokens is not None:
-            used, estimate = in_context(talk, Usage(turn.prompt_tokens, turn.tokens)), False
+            used, estimate = in_context(talk, turn.prompt_tokens, turn.tokens), False
     else:
         answer = last_answer(talk)
         if answer is not None and answer.timings is not None:

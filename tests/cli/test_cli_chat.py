@@ -98,6 +98,17 @@ def test_a_full_context_ends_the_question_not_the_chat(
     assert prompts == [[ONE], [ONE, HI, ("user", long)], [ONE], [ONE, HI, TWO]]
 
 
+def test_context_shift_goes_on_and_says_what_is_left_out(
+    cli: CLI, model: Path, prompts: Prompts
+) -> None:
+    lines = f"one\n{'x' * 60}\n{'y' * 60}\n"
+    r = cli("chat", "-m", model, *ARGS, "--ctx", "128", "--context-shift", stdin=lines)
+    assert r.status == 0
+    assert r.out == "Hi!\n" * 3
+    assert "[context full: 4 older messages left out]\n" in r.err
+    assert len(prompts[-1]) == 5  # the chat itself forgets nothing
+
+
 def test_a_failed_retry_keeps_the_turn(
     cli: CLI, model: Path, prompts: Prompts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -155,7 +155,8 @@ class ModelActions(Base):
         last = path[-1] if path else None
         usage = last.usage if last is not None and last.role == "assistant" else None
         if usage is not None and usage.prompt_tokens:  # a server may not have come to say it
-            self.used, self.estimate = in_context(self.talk, usage), False
+            used = in_context(self.talk, usage.prompt_tokens, usage.completion_tokens)
+            self.used, self.estimate = used, False
             return
         self.used, self.estimate = None, True
         self._counting += 1
