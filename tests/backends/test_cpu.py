@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from helpers import models
 from helpers.paths import FIXTURES
-from helpers.runner import Runner, among_others, check_pages, same_bits
+from helpers.runner import Runner, among_others, check_pages, cpu_runners, same_bits
 
 from edgerun.backends.base import Batch
 from edgerun.backends.cpu import CPUBackend
@@ -24,15 +24,7 @@ F32 = npt.NDArray[np.float32]
 
 @pytest.fixture
 def open_runner() -> Iterator[object]:
-    backends: list[CPUBackend] = []
-
-    def make(path: Path, isa: str | None = None, threads: int = 2, **kw: object) -> Runner:
-        backends.append(CPUBackend(threads=threads, isa=isa))
-        return Runner(path, backends[-1], **kw)  # type: ignore[arg-type]
-
-    yield make
-    for b in backends:
-        b.close()
+    yield from cpu_runners()
 
 
 def fixture(name: str) -> Path:

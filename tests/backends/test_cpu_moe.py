@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.gguf_build import GGML_F16, GGML_F32, GGML_Q8_0
 from helpers.moe_model import MXFP4, moe_model
-from helpers.runner import Runner, among_others, same_bits
+from helpers.runner import Runner, among_others, cpu_runners, same_bits
 
 from edgerun import LLM, SamplingParams, arch
 from edgerun.backends.base import Batch
@@ -24,15 +24,7 @@ WIDE = {"n_embd": 256, "n_ff": 256}
 
 @pytest.fixture
 def on_cpu() -> Iterator[object]:
-    backends: list[CPUBackend] = []
-
-    def make(path: Path, isa: str | None = None, threads: int = 2, **kw: object) -> Runner:
-        backends.append(CPUBackend(threads=threads, isa=isa))
-        return Runner(path, backends[-1], **kw)  # type: ignore[arg-type]
-
-    yield make
-    for b in backends:
-        b.close()
+    yield from cpu_runners()
 
 
 def ids(n: int, seed: int = 1) -> list[int]:

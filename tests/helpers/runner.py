@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgerun import arch
 from edgerun.backends.base import PAGE_SIZE, Backend, Batch
+from edgerun.backends.cpu import CPUBackend
 from edgerun.gguf import GGUFFile
 from helpers.paths import FIXTURES
 
@@ -173,3 +175,16 @@ def check_window(runner: Runner) -> None:
     nan = np.full(runner.kv.page_bytes // 2, np.nan, np.float16).tobytes()
     runner.kv.import_page(3, nan)  # tokens 0 to 31
     assert same_bits(expected, np.array(runner.program.run(last)))
+
+
+def cpu_runners() -> Iterator[Callable[..., Runner]]:
+    """A fixture's body: opens runners, each on a CPU backend of its own, and closes those."""
+    backends: list[CPUBackend] = []
+
+    def make(path: Path, isa: str | None = None, threads: int = 2, **kw: Any) -> Runner:
+        backends.append(CPUBackend(threads=threads, isa=isa))
+        return Runner(path, backends[-1], **kw)
+
+    yield make
+    for b in backends:
+        b.close()

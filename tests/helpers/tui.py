@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ from edgerun.chat import ChatOptions, ToolCallDelta
 from edgerun.core import Chunk, FinishReason, SamplingParams, Timings, Usage
 from edgerun.errors import ClosedError, ModelNotFoundError
 from edgerun.tui.partner import About, Choice, Live, Partner, Progress
+from edgerun.tui.turn import Turn
 
 __all__ = ["Endless", "FakePartner", "Gate", "Pause", "Think", "call"]
 
@@ -50,6 +52,17 @@ class Gate:
 
 def call(name: str, arguments: str, *, index: int = 0) -> ToolCallDelta:
     return ToolCallDelta(index, arguments, f"call_{index}", name)
+
+
+async def stopped_at(turn: Turn, n: int) -> float:
+    """Stop a turn at its ``n``-th chunk; the seconds from there to its end."""
+    seen, stopped = 0, 0.0
+    async for _ in turn:
+        seen += 1
+        if seen == n:
+            stopped = time.perf_counter()
+            turn.stop()
+    return time.perf_counter() - stopped
 
 
 class FakePartner(Partner):

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from helpers import gguf_build as gb
+from helpers.tui import stopped_at
 
 from edgerun import loading
 from edgerun.catalog import Resolved
@@ -160,13 +161,7 @@ def test_a_stopped_answer_ends_within_a_step(models: dict[str, Path]) -> None:
         c, store = Conversation(), Store(memory=True)
         c.add("user", "Hello")
         turn = Turn(c, partner, store, SamplingParams(ignore_eos=True))
-        n, stopped = 0, 0.0
-        async for _ in turn:
-            n += 1
-            if n == 3:
-                stopped = time.perf_counter()
-                turn.stop()
-        assert time.perf_counter() - stopped < 5  # the model goes on for ever
+        assert await stopped_at(turn, 3) < 5  # the model goes on for ever
         llm = partner._llm
         assert llm is not None
         while llm.metrics().running:

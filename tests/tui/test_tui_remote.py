@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 from helpers import gguf_build as gb
 from helpers.http import Endpoint
+from helpers.tui import stopped_at
 
 from edgerun.chat import ChatOptions
 from edgerun.core import FinishReason, SamplingParams
@@ -131,13 +131,7 @@ def test_a_stopped_answer_ends_the_work_there(server: Endpoint) -> None:
         store, c = Store(memory=True), Conversation()
         c.add("user", "Hello")
         turn = Turn(c, partner, store, SamplingParams(ignore_eos=True))
-        n, stopped = 0, 0.0
-        async for _ in turn:
-            n += 1
-            if n == 3:
-                stopped = time.perf_counter()
-                turn.stop()
-        assert time.perf_counter() - stopped < 5  # the model goes on for ever
+        assert await stopped_at(turn, 3) < 5  # the model goes on for ever
         assert turn.message.state == "stopped"
         await asyncio.to_thread(server.settled, "random")
         store.close()
