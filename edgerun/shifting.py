@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -68,6 +69,7 @@ def fitted(
     if len(begins) < 2:
         return whole
 
+    @cache  # the search ends at one that it has looked at
     def without(n_turns: int) -> Conversation:
         start = begins[n_turns]
         some = [m for i, m in enumerate(messages) if i >= start or parsed[i].role in _SYSTEM]
@@ -107,14 +109,10 @@ def turns(roles: Sequence[str]) -> list[int]:
     for i, role in enumerate(roles):
         if role in _SYSTEM:
             continue
-        if not found or (role == "user" and before != "user" and _asked(roles, found[-1], i)):
+        if not found or (role == "user" and before != "user" and "user" in roles[found[-1] : i]):
             found.append(i)
         before = role
     return found
-
-
-def _asked(roles: Sequence[str], start: int, end: int) -> bool:
-    return "user" in roles[start:end]
 
 
 def cuts(sizes: Sequence[int], space: int) -> tuple[list[int], list[int]]:
