@@ -128,7 +128,10 @@ def add_sampling_options(p: argparse.ArgumentParser) -> None:
         "--context-shift", action="store_true", help="when the context is full, drop the oldest"
     )
     g.add_argument(
-        "--keep", type=int, metavar="N", help="first tokens never dropped; -1 = the whole prompt"
+        "--keep",
+        type=int,
+        metavar="N",
+        help="first tokens never dropped (default: the system prompt's); -1 = the whole prompt",
     )
 
 
