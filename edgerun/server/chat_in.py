@@ -9,7 +9,7 @@ from edgerun.chat import ChatOptions
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
 from edgerun.server.asked import ChatAsked
-from edgerun.server.bodies import Body, SamplingBody, StreamOptions, limit, sampling_params
+from edgerun.server.bodies import Body, ChoicesBody, StreamOptions, limit, sampling_params
 from edgerun.server.legacy_functions import as_tools, with_calls
 
 __all__ = ["ChatBody", "parse", "response_format"]
@@ -31,7 +31,7 @@ class ResponseFormat(Body):
     lark: str | None = None
 
 
-class ChatBody(SamplingBody):
+class ChatBody(ChoicesBody):
     model: str | None = None
     messages: list[dict[str, Any]]
     stream: bool | None = None
