@@ -297,7 +297,8 @@ def _check_int(name: str, v: Any, lo: int, hi: int) -> None:
     if isinstance(v, bool) or not isinstance(v, int):
         raise RequestError(f"{name} must be a whole number, not {v!r}", param=name)
     if not lo <= v <= hi:
-        raise RequestError(f"{name} must be between {lo} and {hi}, not {v!r}", param=name)
+        span = f"{lo} or more" if v < lo and hi >= 2**31 else f"between {lo} and {hi}"
+        raise RequestError(f"{name} must be {span}, not {v!r}", param=name)
 
 
 def _no_id(v: Any) -> bool:

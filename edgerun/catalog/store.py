@@ -167,7 +167,9 @@ def _find_spec(text: str) -> ModelSpec:
     if text.lower().endswith(".gguf") or "/" in text or os.sep in text:
         raise ModelNotFoundError(f"no such file: {printable(text)}")
     close = difflib.get_close_matches(text.lower(), catalog, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}?" if close else "see edgerun list"
+    *others, last = close or ("",)
+    either = f"{', '.join(others)} or {last}" if others else last
+    hint = f"did you mean {either}?" if close else "see edgerun list"
     raise ModelNotFoundError(f"no model or file is called {printable(text)!r}: {hint}")
 
 

@@ -11,7 +11,7 @@ Only the module of the command that was asked for is imported, and its heavy imp
 edgerun.llm, ...) stand inside ``run``, so that a command starts fast. Answers go to stdout,
 everything else to stderr. :func:`main` turns an :class:`~edgerun.errors.EdgerunError` into one
 ``error: ...`` line and status 1, Ctrl-C into status 130, a closed pipe into a quiet 141, and
-argparse's own usage errors exit with 2; a command catches none of these.
+usage errors exit with 2; a command catches none of these.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgerun import __version__
 from edgerun.errors import EdgerunError, printable
@@ -48,13 +48,30 @@ examples:
 """
 
 
+class _Help(argparse.HelpFormatter):
+    """Fills paragraphs, and leaves texts of several lines, such as examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's, whose errors are one line: the usage of ``run`` alone would fill a screen."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", _Help)
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {printable(message, limit=2000)}; see {self.prog} --help\n")
+
+
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The whole parser, or, for speed, one that knows the command ``only``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="edgerun",
         description="Run language models on the machine you own.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"edgerun {__version__}")
     # argparse forgets the commands' own indent: a long metavar makes room for the longest one.

@@ -44,14 +44,11 @@ Chats are kept in chats.db in the data folder; --no-save keeps nothing.
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    import argparse
-
     p = subparsers.add_parser(
         "chat",
         help="talk in the terminal",
         description="Talk to a model in the terminal.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("question", nargs="*", metavar="QUESTION", help="asked at once")
     p.add_argument("--system", metavar="TEXT", help="a system prompt")
@@ -128,7 +125,7 @@ def _refuse_local_options(args: argparse.Namespace) -> None:
         RequestError: names it.
     """
     local = {"backend": "auto", "ctx": None, "threads": None, "kv": None, "speculation": None,
-             "draft": None, "kv_disk": None}  # fmt: skip
+             "draft": None, "kv_disk": None, "exact": False, "gpu_layers": None}  # fmt: skip
     for name, default in local.items():
         if getattr(args, name) != default:
             option = "--" + name.replace("_", "-")

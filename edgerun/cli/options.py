@@ -249,12 +249,14 @@ def _import_templates() -> None:
     importlib.import_module("edgerun.text.template_program")
 
 
-def read_prompt(words: list[str]) -> str:
+def read_prompt(words: list[str], model: str | None) -> str:
     """The prompt from the arguments, from stdin if it is piped, or both: arguments first.
 
     Raises:
-        RequestError: neither holds any text.
+        RequestError: neither holds any text, or the first word is a model while none is named.
     """
+    if words and model is None:
+        _refuse_model(words[0])
     given = "" if words == ["-"] else " ".join(words)
     piped = ""
     if sys.stdin is not None and not sys.stdin.isatty():
@@ -266,6 +268,22 @@ def read_prompt(words: list[str]) -> str:
     if not text.strip():
         raise RequestError("no prompt: give it as an argument or on stdin", param="prompt")
     return text
+
+
+def _refuse_model(word: str) -> None:
+    """Other runtimes take the model first: here it would be answered as if it were the prompt."""
+    import shlex
+
+    from edgerun import catalog
+
+    is_file = word.lower().endswith(".gguf") and os.path.exists(word)
+    if is_file or (" " not in word and word in catalog.load_catalog()):
+        name = printable(shlex.quote(word))
+        raise RequestError(
+            f"{name} is a model, not a prompt: edgerun run -m {name} PROMPT (or: edgerun chat -m "
+            f"{name})",
+            param="prompt",
+        )
 
 
 def _explain_waiting() -> None:

@@ -19,13 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 
+_EPILOG = """\
+examples:
+  edgerun show ./model.gguf --tensors
+  edgerun show smollm2-135m --json
+"""
+
+
 def add_parser(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "show",
         help="what a model file holds, and what fits in memory",
         description="Print what a GGUF file holds: sizes, settings, tokenizer, tensor types; "
         "and how much context fits beside it in this machine's free memory.",
-        epilog="examples: edgerun show ./model.gguf --tensors; edgerun show smollm2-135m --json",
+        epilog=_EPILOG,
     )
     p.add_argument(
         "model", metavar="FILE|MODEL", help="a GGUF file, any one of a set, or a pulled model"

@@ -42,7 +42,11 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as e:
         edgerun.cli.main([name, "--help"])
     assert e.value.code == 0
-    assert f"edgerun {name}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"usage: edgerun {name}" in shown
+    assert "\nexample" in shown
+    assert f"\n  edgerun {name}" in shown
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 _LEAVE = """
@@ -86,12 +90,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"edgerun {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [["nonsense"], ["pull"], ["list", "--nonsense"]])
+@pytest.mark.parametrize("argv", [["nonsense"], ["pull"], ["list", "--x\x1b[2J\n"]])
 def test_usage_errors(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as e:
         edgerun.cli.main(argv)
     assert e.value.code == 2
-    assert "usage: edgerun" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.endswith(" --help\n")
+    assert "\x1b" not in err
+    assert err.count("\n") == 1
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
