@@ -9,15 +9,16 @@ Convention for a command ``edgerun NAME``: a module ``edgerun/cli/NAME.py``, lis
 
 Only the module of the command that was asked for is imported, and its heavy imports (numpy, rich,
 edgerun.llm, ...) stand inside ``run``, so that a command starts fast. Answers go to stdout,
-everything else to stderr. :func:`main` turns an :class:`~edgerun.errors.EdgerunError` into one
-``error: ...`` line and status 1, Ctrl-C into status 130, a closed pipe into a quiet 141, and
-usage errors exit with 2; a command catches none of these.
+everything else to stderr. :func:`main` turns an :class:`~edgerun.errors.EdgerunError`, and what
+the system refuses, into one ``error: ...`` line and status 1, Ctrl-C into status 130, a closed pipe
+into a quiet 141, and usage errors exit with 2; a command catches none of these.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
 import gc
 import importlib
 import os
@@ -27,7 +28,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgerun import __version__
-from edgerun.errors import EdgerunError, printable
+from edgerun.errors import EdgerunError, printable, why
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -128,9 +129,20 @@ def _status(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as e:
+        if e.filename is None:  # of a stream: a full disk, a terminal that is gone
+            _drop_output()
+        what = "the output cannot be written" if e.filename is None else printable(e.filename)
+        with contextlib.suppress(OSError):
+            print(f"error: {what}: {why(e)}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Python flushes stdout once more at exit; let that go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave(status: int) -> None:

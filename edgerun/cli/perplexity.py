@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgerun.cli.options import add_model_options, open_llm
-from edgerun.errors import RequestError, printable
+from edgerun.errors import RequestError, printable, why
 
 if TYPE_CHECKING:
     import argparse
@@ -55,8 +55,8 @@ def _read(path: str) -> str:
         with open(path, encoding="utf-8", newline="") as f:
             return f.read()
     except (OSError, ValueError) as e:
-        why = getattr(e, "strerror", None) or "it is not UTF-8 text"
-        raise RequestError(f"cannot read {printable(path)}: {why}", param="file") from e
+        reason = why(e) if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise RequestError(f"cannot read {printable(path)}: {reason}", param="file") from e
 
 
 def _progress(done: int, total: int) -> None:

@@ -111,6 +111,55 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\x1b" not in err
 
 
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (["rm", "x"], "x is not in the store; stored: "),
+        (["pull", "hf:a/b/c.gguf"], "Not a directory"),
+    ],
+)
+def test_a_home_that_is_a_file(
+    command: list[str], error: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.write_text("")
+    assert edgerun.cli.main(["list"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
+    assert edgerun.cli.main(command) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert error in err.splitlines()[-1]
+    assert "Errno" not in err
+
+
+@pytest.mark.parametrize("command", [["list"], ["rm", "x"], ["serve"]])
+def test_a_home_of_somebody_elses(
+    command: list[str],
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    (home / "models").mkdir(parents=True)
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert edgerun.cli.main(command) == 1
+    assert capsys.readouterr().err == (
+        f"error: {home / 'models'} cannot be listed: Permission denied\n"
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("command", [["list"], ["doctor", "--json"]])
+def test_output_that_cannot_be_written(command: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*EDGERUN, *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
 def test_other_exceptions_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgerun.catalog.list_models", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
