@@ -111,8 +111,8 @@ def sequences(
     wanted = _ENDLESS if params.max_tokens is None else params.max_tokens
     n_keep = 0
     if shift:
-        n_keep = _n_keep(len(ids), params, n_ctx, said.head if said else 0)
-        n_keep = max(n_keep, int(ids[0] == tokenizer.bos_id))
+        least = int(ids[0] == tokenizer.bos_id)  # no text of the model's is without it
+        n_keep = max(_n_keep(len(ids), params, n_ctx, said.head if said else 0), least)
     seed = params.seed if params.seed is not None else secrets.randbits(64)
     ends = tokenizer.eog_ids
     if params.stop_token_ids:

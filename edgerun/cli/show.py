@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from edgerun.errors import EdgerunError, printable
@@ -116,7 +117,9 @@ def to_json(value: Any) -> str:
 def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    # In a pipe or a file a line stays whole: somebody may look for a path in it.
+    width = None if sys.stdout.isatty() else 10_000
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     parts = [("File", _general(info)), ("Hyperparameters", info["hyperparameters"])]
     parts.append(("Tokenizer", info["tokenizer"]))
     if metadata:
@@ -210,7 +213,10 @@ def _value(entry: dict[str, Any]) -> str:
 
 
 def _words(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(_words, value))
+    # Files hold single precision: 1e-05, and not 9.999999747378752e-06.
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def _bytes(n: int) -> str:
