@@ -15,6 +15,7 @@ from edgerun.cli.options import (
     add_sampling_options,
     add_speculation_options,
     given_params,
+    refuse_model,
     sampling_params,
 )
 from edgerun.errors import RequestError, printable
@@ -76,6 +77,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     # What is wrong with them is said before the screen changes.
     params = sampling_params(args) if given_params(args) else None
+    if not args.url:
+        refuse_model(args.question, args.model, "chat")
     if args.url:
         from edgerun.tui.remote import base_of
 

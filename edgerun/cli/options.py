@@ -32,6 +32,7 @@ __all__ = [
     "open_llm",
     "read_prompt",
     "reasoning_writer",
+    "refuse_model",
     "sampling_params",
     "speed_line",
     "terminal_text",
@@ -255,8 +256,7 @@ def read_prompt(words: list[str], model: str | None) -> str:
     Raises:
         RequestError: neither holds any text, or the first word is a model while none is named.
     """
-    if words and model is None:
-        _refuse_model(words[0])
+    refuse_model(words, model, "run")
     given = "" if words == ["-"] else " ".join(words)
     piped = ""
     if sys.stdin is not None and not sys.stdin.isatty():
@@ -270,18 +270,25 @@ def read_prompt(words: list[str], model: str | None) -> str:
     return text
 
 
-def _refuse_model(word: str) -> None:
-    """Other runtimes take the model first: here it would be answered as if it were the prompt."""
+def refuse_model(words: list[str], model: str | None, command: str) -> None:
+    """Other runtimes take the model first: here it would be answered as if it were the prompt.
+
+    Raises:
+        RequestError: no model is named, and the first of the prompt's ``words`` is one.
+    """
+    if not words or model is not None:
+        return
     import shlex
 
     from edgerun import catalog
 
+    word = words[0]
     is_file = word.lower().endswith(".gguf") and os.path.exists(word)
     if is_file or (" " not in word and word in catalog.load_catalog()):
         name = printable(shlex.quote(word))
+        what = "prompt" if command == "run" else "question"
         raise RequestError(
-            f"{name} is a model, not a prompt: edgerun run -m {name} PROMPT (or: edgerun chat -m "
-            f"{name})",
+            f"{name} is a model, not a {what}: edgerun {command} -m {name} {what.upper()}",
             param="prompt",
         )
 
