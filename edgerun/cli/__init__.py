@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import errno
 import gc
 import importlib
 import os
@@ -132,11 +133,12 @@ def _status(argv: Sequence[str]) -> int:
         _drop_output()
         return 141
     except OSError as e:
-        if e.filename is None:  # of a stream: a full disk, a terminal that is gone
+        what = "" if e.filename is None else f"{printable(e.filename)}: "
+        if e.filename is None and e.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG):
             _drop_output()
-        what = "the output cannot be written" if e.filename is None else printable(e.filename)
+            what = "the output cannot be written: "
         with contextlib.suppress(OSError):
-            print(f"error: {what}: {why(e)}", file=sys.stderr)
+            print(f"error: {what}{why(e)}", file=sys.stderr)
         return 1
 
 
