@@ -50,6 +50,8 @@ class Conversation:
         constraint: what it must look like, after its reasoning; None = anything.
         gate: what bounds its reasoning, or has it come before the constraint; None = nothing.
         left_out: how many of the oldest messages are not in it. See :mod:`.shifting`.
+        head: how many of ``ids`` are the system prompt, tools and what goes with them; 0 where
+            nobody needs to know.
     """
 
     ids: list[int]
@@ -57,6 +59,7 @@ class Conversation:
     constraint: Constraint | None = None
     gate: Gate | None = None
     left_out: int = 0
+    head: int = 0
 
 
 def check_options(options: ChatOptions, tools: Sequence[Mapping[str, Any]]) -> Choice:

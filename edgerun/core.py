@@ -155,7 +155,9 @@ class SamplingParams:
         context_shift: when the context is full, drop the older half of it and go on, instead of
             ending with ``length``. What is kept is computed again. Of a conversation that is too
             long to begin with the oldest turns are not sent, see ``Usage.left_out``.
-        n_keep: first tokens of the prompt that are never dropped; -1 = the whole prompt.
+        n_keep: first tokens of the prompt that are never dropped; -1 = the whole prompt, ``None`` =
+            what a conversation's prompt begins with, its system prompt and tools, at most three
+            quarters of the context. A start token is never dropped.
         priority: of requests that wait, a higher one counts as having come 30 s earlier.
         constraint: what the text must look like. It masks tokens before any of the samplers sees
             them; log-probabilities stay those of the model alone.
@@ -196,7 +198,7 @@ class SamplingParams:
     min_keep: int = 1
     n: int = 1
     context_shift: bool = False
-    n_keep: int = 0
+    n_keep: int | None = None
     priority: int = 0
     constraint: Constraint | None = None
     time_limit: float | None = None
@@ -213,7 +215,6 @@ _INT_RANGES: dict[str, tuple[int, int]] = {
     "mirostat": (0, 2),
     "min_keep": (0, 2**31),
     "n": (1, 128),
-    "n_keep": (-1, 2**31),
     "priority": (-1000, 1000),
 }
 _FLOAT_RANGES: dict[str, tuple[float, float]] = {
@@ -239,6 +240,7 @@ _INT_OR_NONE: dict[str, tuple[int, int]] = {
     "max_tokens": (0, 2**63),
     "seed": (-(2**63), 2**64),
     "logprobs": (0, 2**31),
+    "n_keep": (-1, 2**31),
 }
 
 
@@ -295,7 +297,8 @@ def _check_int(name: str, v: Any, lo: int, hi: int) -> None:
     if isinstance(v, bool) or not isinstance(v, int):
         raise RequestError(f"{name} must be a whole number, not {v!r}", param=name)
     if not lo <= v <= hi:
-        raise RequestError(f"{name} must be between {lo} and {hi}, not {v!r}", param=name)
+        span = f"{lo} or more" if v < lo and hi >= 2**31 else f"between {lo} and {hi}"
+        raise RequestError(f"{name} must be {span}, not {v!r}", param=name)
 
 
 def _no_id(v: Any) -> bool:
@@ -327,14 +330,16 @@ class TokenLogprob:
 @dataclass(frozen=True)
 class Usage:
     """Token counts of one request. ``cached_tokens`` of the prompt came from the prefix cache;
-    ``reasoning_tokens`` of the completion were reasoning. ``left_out`` messages of the conversation
-    are not in the prompt, for want of room (``SamplingParams.context_shift``)."""
+    ``reasoning_tokens`` of the completion were reasoning. With ``SamplingParams.context_shift``
+    ``left_out`` messages of the conversation are not in the prompt, for want of room, and its first
+    ``kept_tokens`` stay in the context whenever that is full."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     reasoning_tokens: int = 0
     left_out: int = 0
+    kept_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -418,6 +423,7 @@ class Completion:
             self.usage.cached_tokens,
             sum(c.usage.reasoning_tokens for c in self.choices),
             self.usage.left_out,
+            self.usage.kept_tokens,
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from edgerun.chat import ChatOptions
 from edgerun.conversing import split_overrides
-from edgerun.core import Chunk, Completion, SamplingParams
+from edgerun.core import Chunk, Completion, SamplingParams, Usage
 from edgerun.delivery import AsyncChunkStream, AsyncMailbox, Item, acollect, off_loop
 from edgerun.embedding import Embedder, Embeddings
 from edgerun.requests import chosen_params
@@ -22,12 +22,10 @@ Message: TypeAlias = Mapping[str, Any]
 
 
 class Begun(NamedTuple):
-    """A request that was started: how to end it, how many tokens its prompt has, and how many of
-    a conversation's messages are not in that."""
+    """A request that was started: how to end it, and what of its usage is known already."""
 
     cancel: Callable[[], None]
-    n_prompt: int
-    left_out: int = 0
+    known: Usage
 
 
 class Coroutines(abc.ABC):
@@ -64,7 +62,7 @@ class Coroutines(abc.ABC):
         mailbox = AsyncMailbox()
         # Long texts take a while: they must not hold up the caller's loop.
         begun = await off_loop(partial(self._begin, prompt, chosen, mailbox.put), _end)
-        return AsyncChunkStream(mailbox, begun.cancel, self, chosen.n, begun.n_prompt)
+        return AsyncChunkStream(mailbox, begun.cancel, self, chosen.n, begun.known)
 
     async def astream(
         self, prompt: Prompt, params: SamplingParams | None = None, **overrides: Any
@@ -98,9 +96,7 @@ class Coroutines(abc.ABC):
         mailbox, chosen = AsyncMailbox(), chosen_params(params, rest)
         work = partial(self._begin_chat, messages, asked, chosen, mailbox.put)
         begun = await off_loop(work, _end)
-        return AsyncChunkStream(
-            mailbox, begun.cancel, self, chosen.n, begun.n_prompt, begun.left_out
-        )
+        return AsyncChunkStream(mailbox, begun.cancel, self, chosen.n, begun.known)
 
     async def astream_chat(
         self,

@@ -25,12 +25,14 @@ from edgerun.core import (
 from edgerun.engine.sampling import Sampled
 from edgerun.errors import ClosedError
 from edgerun.text.answer.pieces import Piece
-from edgerun.text.answer.reader import AnswerReader, AnswerShape
+from edgerun.text.answer.reader import AnswerReader
 from edgerun.text.detok import StreamDetokenizer
 from edgerun.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import asyncio
+
+    from edgerun.conversing import Conversation
 
 __all__ = [
     "AsyncChunkStream",
@@ -56,8 +58,8 @@ class Delivery:
     """The engine's sink for one request: detokenizes and emits chunks.
 
     Tokens whose text is still held back (half a character, half a stop string, markup) travel with
-    the next chunk that has something to show. With a ``shape``, that of a conversation's answer,
-    reasoning, text and calls come apart.
+    the next chunk that has something to show. Of an answer to a conversation, ``said``, reasoning,
+    text and calls come apart.
     """
 
     def __init__(
@@ -67,11 +69,11 @@ class Delivery:
         last_prompt_id: int,
         emit: Callable[[Item], None],
         index: int = 0,
-        shape: AnswerShape | None = None,
-        left_out: int = 0,
+        said: Conversation | None = None,
     ) -> None:
         self._index = index
-        self._left_out = left_out
+        self._left_out = said.left_out if said is not None else 0
+        shape = said.shape if said is not None else None
         self._tokenizer = tokenizer
         self._reader = None if shape is None else AnswerReader(shape)
         exact = params.constraint is not None and params.constraint.kind != "lark"
@@ -261,8 +263,7 @@ class ChunkStream(Iterator[Chunk]):
 class AsyncChunkStream(AsyncIterator[Chunk]):
     """:class:`ChunkStream` for a coroutine of the loop that was running when it was made.
 
-    ``prompt_tokens``: how many tokens the prompt has, which is known from the start; ``left_out``:
-    how many of the conversation's messages are not in it.
+    ``known``: what of its usage is known from the start: tokens of the prompt, messages left out.
     """
 
     def __init__(
@@ -271,10 +272,9 @@ class AsyncChunkStream(AsyncIterator[Chunk]):
         cancel: Callable[[], None],
         owner: object,
         n: int = 1,
-        prompt_tokens: int = 0,
-        left_out: int = 0,
+        known: Usage | None = None,
     ) -> None:
-        self.prompt_tokens, self.left_out = prompt_tokens, left_out
+        self.known = known or Usage()
         self._mailbox = mailbox
         self._owner = owner
         self._left = n

@@ -45,6 +45,7 @@ __all__ = [
     "TemplateError",
     "UnsupportedModelError",
     "printable",
+    "why",
 ]
 
 
@@ -150,3 +151,9 @@ def printable(text: object, limit: int = 200) -> str:
         for c in cut[:limit]
     )
     return out + "…" if len(cut) > limit else out
+
+
+def why(error: BaseException) -> str:
+    """What went wrong, printable: of an OSError the system's words alone, without the number and
+    the path that the message names already."""
+    return printable(getattr(error, "strerror", None) or error)

@@ -16,7 +16,7 @@ from edgerun.backends.split import SplitBackend
 from edgerun.calling import Spelling
 from edgerun.chat import ChatOptions
 from edgerun.conversing import Conversation, prepare, split_overrides
-from edgerun.core import Completion, Constraint, SamplingParams
+from edgerun.core import Completion, Constraint, SamplingParams, Usage
 from edgerun.coroutines import Begun, Coroutines, Message, Prompt
 from edgerun.delivery import (
     ChunkStream,
@@ -38,7 +38,6 @@ from edgerun.requests import check_count, check_seconds, chosen_params, sequence
 from edgerun.shifting import fitted
 from edgerun.speculating import check_choice, open_speculation
 from edgerun.structured.grammars import Grammars
-from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
 from edgerun.text.tokenizer import Tokenizer
@@ -407,26 +406,27 @@ class LLM(Coroutines):
         found = fitted(self, messages, options, params)
         if found.constraint is not params.constraint:
             params = replace(params, constraint=found.constraint)
-        return self._begin(found.ids, params, emit, found.shape, found.gate, found.left_out)
+        return self._begin(found.ids, params, emit, found)
 
     def _begin(
         self,
         prompt: Prompt,
         params: SamplingParams,
         emit: Callable[[Item], None],
-        shape: AnswerShape | None = None,
-        gate: Gate | None = None,
-        left_out: int = 0,
+        said: Conversation | None = None,
     ) -> Begun:
-        """Start ``params.n`` answers to a prompt; how to end them, and the prompt's tokens."""
+        """Start ``params.n`` answers to a prompt, or to what was ``said``, whose prompt it is."""
         drafter = self._speculation.drafter if self._speculation is not None else None
         ids, tokenizer = self._prompt_ids(prompt), self._model.tokenizer
-        constraints = self._constraints(params, gate)
-        found = sequences(
-            ids, params, tokenizer, self.n_ctx, emit, drafter, constraints, shape, left_out
-        )
+        constraints = self._constraints(params, said.gate if said is not None else None)
+        found = sequences(ids, params, tokenizer, self.n_ctx, emit, drafter, constraints, said)
         self._worker.submit(*found)
-        return Begun(partial(self._worker.cancel, *found), found[0].n_prompt, left_out)
+        known = Usage(
+            found[0].n_prompt,
+            left_out=said.left_out if said is not None else 0,
+            kept_tokens=found[0].n_keep,
+        )
+        return Begun(partial(self._worker.cancel, *found), known)
 
 
 def _token_text(tokenizer: Tokenizer, token_id: int | None) -> str:

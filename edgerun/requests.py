@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from edgerun.conversing import Conversation
 from edgerun.core import SamplingParams
 from edgerun.delivery import Delivery, Item
 from edgerun.engine import Sequence as EngineSequence
@@ -16,7 +17,6 @@ from edgerun.engine.draft_source import Drafter
 from edgerun.engine.sampling import Sampler
 from edgerun.engine.sampling.constraint import TokenConstraint
 from edgerun.errors import ContextLengthError, RequestError, printable
-from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.tokenizer import Tokenizer
 
 __all__ = ["check_count", "check_seconds", "chosen_params", "sequences", "token_ids"]
@@ -87,12 +87,11 @@ def sequences(
     emit: Callable[[Item], None],
     drafter: Callable[[TokenConstraint | None], Drafter] | None = None,
     constraints: Sequence[TokenConstraint] = (),
-    shape: AnswerShape | None = None,
-    left_out: int = 0,
+    said: Conversation | None = None,
 ) -> list[EngineSequence]:
     """The ``params.n`` answers to a prompt; the first leads, the others go on from its prompt.
-    ``drafter`` makes each one's own. ``constraints`` are theirs, or empty. ``shape`` is that of the
-    answers to a conversation, ``left_out`` of whose messages are not in the prompt.
+    ``drafter`` makes each one's own. ``constraints`` are theirs, or empty. ``said`` is the
+    conversation that they answer, if it is one.
 
     Raises:
         RequestError: the prompt or a parameter is unusable.
@@ -110,7 +109,10 @@ def sequences(
         raise ContextLengthError(len(ids), n_ctx)
     shift = params.context_shift
     wanted = _ENDLESS if params.max_tokens is None else params.max_tokens
-    n_keep = _n_keep(len(ids), params, n_ctx) if shift else 0
+    n_keep = 0
+    if shift:
+        least = int(ids[0] == tokenizer.bos_id)  # no text of the model's is without it
+        n_keep = max(_n_keep(len(ids), params, n_ctx, said.head if said else 0), least)
     seed = params.seed if params.seed is not None else secrets.randbits(64)
     ends = tokenizer.eog_ids
     if params.stop_token_ids:
@@ -132,7 +134,7 @@ def sequences(
             list(ids),
             params,
             sampler,
-            Delivery(tokenizer, params, ids[-1], emit, index, shape, left_out),
+            Delivery(tokenizer, params, ids[-1], emit, index, said),
             max_tokens=wanted if shift else min(wanted, room),
             eog_ids=ends,
             priority=params.priority,
@@ -145,12 +147,14 @@ def sequences(
     return found
 
 
-def _n_keep(n_prompt: int, params: SamplingParams, n_ctx: int) -> int:
-    """How many tokens a shift keeps.
+def _n_keep(n_prompt: int, params: SamplingParams, n_ctx: int, head: int) -> int:
+    """How many tokens a shift keeps; ``head`` of the prompt is a conversation's beginning.
 
     Raises:
         RequestError: so many that a shift would make little room.
     """
+    if params.n_keep is None:
+        return min(head, n_ctx * 3 // 4)
     n_keep = n_prompt if params.n_keep < 0 else min(params.n_keep, n_prompt)
     if n_keep > n_ctx // 2:
         raise RequestError(

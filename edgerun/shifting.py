@@ -7,9 +7,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgerun.errors import TemplateError
 from edgerun.text.messages import Message, parse_messages
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 __all__ = ["cuts", "fitted", "held", "most_tokens", "turns"]
 
 _SYSTEM = ("system", "developer")
+#: A question like no other, to see what stands before any.
+_ANY = {"role": "user", "content": "."}
 #: Tokens around a message, at least: its role, its start, its end.
 _AROUND = 4
 #: Tokens that an answer is promised, at most.
@@ -47,7 +50,8 @@ def fitted(
     params: SamplingParams,
 ) -> Conversation:
     """:meth:`edgerun.LLM.conversation`; with ``params.context_shift`` of as many messages as leave
-    room for an answer, ``left_out`` of it telling how many of the oldest do not go along.
+    room for an answer, ``left_out`` of it telling how many of the oldest do not go along, and
+    ``head`` what its answer keeps if that shifts the context once more.
 
     Questions go with their answers. System prompts and the last turn stay, even if they do not fit.
     A third to half of the room is made free at once: until it is used up, the prompts of further
@@ -57,24 +61,59 @@ def fitted(
         TemplateError, RequestError: as :meth:`edgerun.LLM.conversation`.
     """
 
-    def sent(some: Sequence[Mapping[str, Any]]) -> Conversation:
-        return model.conversation(some, options, params.constraint)
+    whole = model.conversation(messages, options, params.constraint)
+    if not params.context_shift:
+        return whole
+    found = whole
+    if len(whole.ids) > most_tokens(model.n_ctx, params):
+        found = _shorter(model, messages, options, params) or whole
+    left = model.n_ctx - len(found.ids)
+    if params.n_keep is None and (params.max_tokens is None or params.max_tokens > left > 0):
+        return replace(found, head=_head(model, messages, options, found.ids))
+    return found
 
-    whole = sent(messages)
+
+def _head(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    options: ChatOptions | None,
+    ids: Sequence[int],
+) -> int:
+    """How many of ``ids`` begin any conversation with these system messages and options."""
+    first = [m for m in messages if m.get("role") in _SYSTEM]
+    plain = replace(options, continue_final=False) if options is not None else None
+    try:
+        other = model.conversation([*first, _ANY], plain).ids
+    except TemplateError:  # which wants more of a conversation than that
+        return 0
+    same = (i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b)
+    return next(same, min(len(ids), len(other)))
+
+
+def _shorter(
+    model: Model,
+    messages: Sequence[Mapping[str, Any]],
+    options: ChatOptions | None,
+    params: SamplingParams,
+) -> Conversation | None:
+    """``messages`` without the oldest turns; None where there is but one. Of several questions in a
+    row the first ones may go as well, if even the last turn does not fit."""
     most = most_tokens(model.n_ctx, params)
-    if not params.context_shift or len(whole.ids) <= most:
-        return whole
     parsed = parse_messages(messages)
-    begins = turns([m.role for m in parsed])
-    if len(begins) < 2:
-        return whole
+    roles = [m.role for m in parsed]
+    begins = turns(roles)
 
     @cache  # the search ends at one that it has looked at
     def without(n_turns: int) -> Conversation:
         start = begins[n_turns]
         some = [m for i, m in enumerate(messages) if i >= start or parsed[i].role in _SYSTEM]
-        return replace(sent(some), left_out=len(messages) - len(some))
+        conversation = model.conversation(some, options, params.constraint)
+        return replace(conversation, left_out=len(messages) - len(some))
 
+    if begins and (len(begins) == 1 or len(without(len(begins) - 1).ids) > most):
+        begins += takewhile(lambda i: roles[i] == "user", range(begins[-1] + 1, len(roles)))
+    if len(begins) < 2:
+        return None
     least = without(len(begins) - 1)
     if len(least.ids) >= most:
         return least
@@ -98,7 +137,8 @@ def most_tokens(n_ctx: int, params: SamplingParams) -> int:
     if params.max_tokens is not None:
         room = min(room, params.max_tokens)
     most = n_ctx - max(room, 1)
-    return min(most, n_ctx // 2) if params.n_keep < 0 else most
+    whole = params.n_keep is not None and params.n_keep < 0
+    return min(most, n_ctx // 2) if whole else most
 
 
 def turns(roles: Sequence[str]) -> list[int]:
@@ -137,13 +177,13 @@ def cuts(sizes: Sequence[int], space: int) -> tuple[list[int], list[int]]:
     return coarse, fine
 
 
-def held(prompt: int, generated: int, n_ctx: int, n_keep: int = 0) -> int:
+def held(prompt: int, generated: int, n_ctx: int, kept: int = 0) -> int:
     """Tokens that are in the context after an answer of ``generated`` tokens: whenever it was full,
-    half of what need not be kept was dropped. See :meth:`~edgerun.engine.Sequence.shift`."""
+    half of what was behind the ``kept`` ones went. See :meth:`~edgerun.engine.Sequence.shift`."""
     total = prompt + generated
     if total <= n_ctx or not 0 < prompt < n_ctx:
         return min(total, n_ctx)
-    keep = min(prompt if n_keep < 0 else n_keep, prompt, n_ctx - 1)
+    keep = min(kept, prompt, n_ctx - 1)
     dropped = max(1, (n_ctx - keep) // 2)
     return n_ctx - dropped + (total - n_ctx - 1) % dropped + 1
 

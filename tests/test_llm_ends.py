@@ -71,7 +71,7 @@ def test_bad_time_limits(limit: object) -> None:
 def test_a_stream_knows_its_prompts_length_from_the_start(llm: LLM, prompt: str) -> None:
     async def first() -> tuple[int, int]:
         async with contextlib.aclosing(await llm.start(prompt, GREEDY)) as chunks:
-            known = chunks.prompt_tokens
+            known = chunks.known.prompt_tokens
             usage = [c.usage async for c in chunks][-1]
         assert usage is not None
         return known, usage.prompt_tokens

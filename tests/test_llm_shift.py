@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -95,8 +97,7 @@ def test_streams_say_it_too(llm: LLM) -> None:
 
     async def later() -> None:
         begun = await llm.start_chat(said, GREEDY, context_shift=True)
-        assert begun.left_out == whole.usage.left_out
-        assert begun.prompt_tokens == whole.usage.prompt_tokens
+        assert begun.known == replace(whole.usage, completion_tokens=0, cached_tokens=0)
         await begun.aclose()
 
     asyncio.run(later())
@@ -142,6 +143,19 @@ def test_a_prompt_to_be_kept_whole_leaves_half_of_the_context(llm: LLM) -> None:
     assert got.usage.prompt_tokens <= N_CTX // 2
 
 
+def test_of_questions_in_a_row_the_last_ones_go(llm: LLM) -> None:
+    """They stay together while they fit; nothing else can be left out where nobody has answered."""
+    row = [user(f"q{i} " + "e" * 120) for i in range(5)]
+    for said in ([SYSTEM, *row], [SYSTEM, *spoken(3), *row]):
+        got = llm.chat(said, GREEDY, context_shift=True)
+        n = got.usage.left_out
+        assert got.usage.prompt_tokens == len(llm.apply_template(without(said, n)))
+        assert got.usage.prompt_tokens + 160 > N_CTX  # one more would not fit
+        assert len(said) - 1 - n in (2, 3)
+    few = [SYSTEM, *spoken(12), *row[:2]]
+    assert llm.chat(few, GREEDY, context_shift=True).usage.left_out <= 24
+
+
 def test_an_answer_that_is_gone_on_with_stays_with_its_question(llm: LLM) -> None:
     said = [SYSTEM, *spoken(12), user("and"), assistant("so it")]
     got = llm.chat(said, GREEDY, context_shift=True, continue_final=True)
@@ -149,6 +163,67 @@ def test_an_answer_that_is_gone_on_with_stays_with_its_question(llm: LLM) -> Non
     assert sent[1]["role"] == "user"
     assert sent[-2:] == said[-2:]
     assert got.usage.prompt_tokens == len(llm.apply_template(sent, continue_final=True))
+
+
+@pytest.mark.parametrize(
+    ("n_keep", "kept"),
+    [
+        (None, "<system>to the letter</>\n<user>"),  # what any of its conversations begins with
+        (0, ""),
+        (5, None),
+    ],
+)
+def test_an_answer_that_outgrows_the_context_keeps_the_system_prompt(
+    llm: LLM, n_keep: int | None, kept: str | None
+) -> None:
+    """Prompt after prompt, by hand, from the kept tokens and the newer half of the others."""
+    said = [SYSTEM, user("q " + "e" * 30)]
+    want = 2 * N_CTX
+    got = llm.chat(said, GREEDY, max_tokens=want, context_shift=True, n_keep=n_keep)
+    text, out = llm.apply_template(said), []
+    # The start token always stays.
+    keep = text[: n_keep or 0] if kept is None else llm.tokenize(kept, special=True)
+    assert text[: len(keep)] == keep
+    assert keep[0] == llm.model.tokenizer.bos_id
+    while len(out) < want:
+        room = min(N_CTX - len(text), want - len(out))
+        part = llm.generate(text, GREEDY, max_tokens=room).token_ids
+        out += part
+        text += part
+        if len(text) == N_CTX:
+            del text[len(keep) : len(keep) + (N_CTX - len(keep)) // 2]
+    assert got.token_ids == tuple(out)
+    assert got.usage.kept_tokens == len(keep)
+    assert got.usage.prompt_tokens + want > 2 * N_CTX
+
+
+def test_without_a_system_prompt_the_start_is_kept(llm: LLM) -> None:
+    """Of a text, the token that every text of the model's begins with."""
+    got = llm.generate("e" * 40, GREEDY, context_shift=True)
+    assert got.usage.kept_tokens == 1
+    bare = llm.tokenize("e" * 40, add_bos=False)
+    assert llm.generate(bare, GREEDY, context_shift=True).usage.kept_tokens == 0
+    assert llm.generate("e" * 40, GREEDY).usage.kept_tokens == 0  # nothing is to be dropped
+
+
+def test_a_system_prompt_of_almost_the_context_lets_the_answer_go_on(llm: LLM) -> None:
+    said = [{"role": "system", "content": "e" * (N_CTX - 80)}, user("so")]
+    assert len(llm.apply_template(said)) > N_CTX * 3 // 4
+    got = llm.chat(said, GREEDY, max_tokens=300, context_shift=True)
+    assert got.usage.kept_tokens == N_CTX * 3 // 4
+    assert len(got.token_ids) == 300
+
+
+def test_a_template_that_wants_more_of_a_conversation_keeps_the_start(tmp_path: Path) -> None:
+    picky = (
+        "{% if messages | length < 3 %}{{ raise_exception('more') }}{% endif %}"
+        "{{ bos_token }}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    extra = {"tokenizer.chat_template": picky}
+    said = [SYSTEM, user("a"), assistant("b"), user("c")]
+    with LLM(gb.random_model(tmp_path / "m.gguf", n_ctx=128, extra=extra), threads=1) as llm:
+        got = llm.chat(said, GREEDY, max_tokens=200, context_shift=True)
+        assert got.usage.kept_tokens == 1
 
 
 def test_few_texts_are_rendered(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,17 +276,15 @@ def test_cuts(sizes: list[int], space: int) -> None:
 @given(st.integers(1, 63), st.integers(0, 300), st.integers(-1, 32))
 def test_what_is_held_after_shifts(prompt: int, generated: int, n_keep: int) -> None:
     n_ctx = 64
-    n_keep = min(n_keep, prompt)
-    if n_keep < 0 and prompt > 32:
-        n_keep = 32
+    kept = prompt if n_keep < 0 else min(n_keep, prompt)
     ids = [0] * prompt
     s = EngineSequence(ids, SamplingParams(), None, None, 1, n_ctx=n_ctx)  # type: ignore[arg-type]
-    s.n_keep = prompt if n_keep < 0 else n_keep
+    s.n_keep = kept
     for _ in range(generated):
         if len(s.ids) >= n_ctx:
             s.shift()
         s.ids.append(1)
-    assert held(prompt, generated, n_ctx, n_keep) == len(s.ids)
+    assert held(prompt, generated, n_ctx, kept) == len(s.ids)
 
 
 def test_room_for_the_answer() -> None:

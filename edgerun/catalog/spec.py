@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgerun.catalog.split import parts
-from edgerun.errors import ModelFileError, printable
+from edgerun.errors import ModelFileError, printable, why
 from edgerun.folders import config_dir, data_dir
 from edgerun.native import data
 
@@ -153,7 +153,7 @@ def _read(path: Path) -> Mapping[str, dict[str, Any]]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, UnicodeDecodeError) as e:
-        raise ModelFileError(f"{path} cannot be read: {printable(e)}") from e
+        raise ModelFileError(f"{path} cannot be read: {why(e)}") from e
     try:
         tables: dict[str, Any] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as e:

@@ -28,6 +28,7 @@ from edgerun.errors import (
     ModelNotFoundError,
     NotPulledError,
     printable,
+    why,
 )
 
 __all__ = ["Entry", "Progress", "Resolved", "list_models", "pull", "remove", "resolve"]
@@ -82,7 +83,7 @@ def resolve(
             if path.is_file():
                 return Resolved(path, path.stem)
         except (OSError, ValueError) as e:  # too long, or an embedded NUL
-            raise ModelNotFoundError(f"{printable(text)} is not a usable path: {e}") from e
+            raise ModelNotFoundError(f"{printable(text)} is not a usable path: {why(e)}") from e
     spec = _find_spec(text)
     found = _local(spec)
     if found is not None:
@@ -120,18 +121,25 @@ def remove(name: str) -> int:
         try:
             shutil.rmtree(folder)
         except OSError as e:
-            raise ModelFileError(f"{folder} cannot be removed: {e}") from e
+            raise ModelFileError(f"{folder} cannot be removed: {why(e)}") from e
     return freed
 
 
 def list_models() -> list[Entry]:
-    """The catalogue in its order, then whatever else the store holds."""
+    """The catalogue in its order, then whatever else the store holds.
+
+    Raises:
+        ModelFileError: a malformed catalogue, or a store that cannot be read.
+    """
     catalog = load_catalog()
     entries = [_entry(spec.name, spec) for spec in catalog.values()]
-    with contextlib.suppress(FileNotFoundError):
+    try:
         others = sorted(p for p in _models().iterdir() if p.is_dir() and p.name not in catalog)
-        entries += [_entry(folder.name, _manifest_spec(folder)) for folder in others]
-    return entries
+    except (FileNotFoundError, NotADirectoryError):
+        return entries
+    except OSError as e:
+        raise ModelFileError(f"{_models()} cannot be listed: {why(e)}") from e
+    return entries + [_entry(folder.name, _manifest_spec(folder)) for folder in others]
 
 
 def _models() -> Path:
@@ -167,7 +175,9 @@ def _find_spec(text: str) -> ModelSpec:
     if text.lower().endswith(".gguf") or "/" in text or os.sep in text:
         raise ModelNotFoundError(f"no such file: {printable(text)}")
     close = difflib.get_close_matches(text.lower(), catalog, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(close)}?" if close else "see edgerun list"
+    *others, last = close or ("",)
+    either = f"{', '.join(others)} or {last}" if others else last
+    hint = f"did you mean {either}?" if close else "see edgerun list"
     raise ModelNotFoundError(f"no model or file is called {printable(text)!r}: {hint}")
 
 
@@ -213,7 +223,7 @@ def _pull(spec: ModelSpec, progress: Progress | None) -> Resolved:
             # Another process may have done it while this one waited.
             return _local(spec) or _fetch_any(spec, folder, progress)
     except OSError as e:
-        raise DownloadError(f"{spec.name} cannot be stored in {folder}: {e}") from e
+        raise DownloadError(f"{spec.name} cannot be stored in {folder}: {why(e)}") from e
 
 
 def _fetch_any(spec: ModelSpec, folder: Path, progress: Progress | None) -> Resolved:

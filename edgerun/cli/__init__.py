@@ -9,25 +9,27 @@ Convention for a command ``edgerun NAME``: a module ``edgerun/cli/NAME.py``, lis
 
 Only the module of the command that was asked for is imported, and its heavy imports (numpy, rich,
 edgerun.llm, ...) stand inside ``run``, so that a command starts fast. Answers go to stdout,
-everything else to stderr. :func:`main` turns an :class:`~edgerun.errors.EdgerunError` into one
-``error: ...`` line and status 1, Ctrl-C into status 130, a closed pipe into a quiet 141, and
-argparse's own usage errors exit with 2; a command catches none of these.
+everything else to stderr. :func:`main` turns an :class:`~edgerun.errors.EdgerunError`, and what
+the system refuses, into one ``error: ...`` line and status 1, Ctrl-C into status 130, a closed pipe
+into a quiet 141, and usage errors exit with 2; a command catches none of these.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
+import errno
 import gc
 import importlib
 import os
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from edgerun import __version__
-from edgerun.errors import EdgerunError, printable
+from edgerun.errors import EdgerunError, printable, why
 
 if TYPE_CHECKING:
     from typing import TypeAlias
@@ -48,13 +50,30 @@ examples:
 """
 
 
+class _Help(argparse.HelpFormatter):
+    """Fills paragraphs, and leaves texts of several lines, such as examples, as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return text if "\n" in text else super()._fill_text(text, width, indent)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse's, whose errors are one line: the usage of ``run`` alone would fill a screen."""
+
+    def __init__(self, **options: Any) -> None:
+        options.setdefault("formatter_class", _Help)
+        super().__init__(**options)
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"error: {printable(message, limit=2000)}; see {self.prog} --help\n")
+
+
 def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     """The whole parser, or, for speed, one that knows the command ``only``."""
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="edgerun",
         description="Run language models on the machine you own.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"edgerun {__version__}")
     # argparse forgets the commands' own indent: a long metavar makes room for the longest one.
@@ -111,9 +130,21 @@ def _status(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Python flushes stdout once more at exit; let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
+    except OSError as e:
+        what = "" if e.filename is None else f"{printable(e.filename)}: "
+        if e.filename is None and e.errno in (errno.ENOSPC, errno.EIO, errno.EFBIG):
+            _drop_output()
+            what = "the output cannot be written: "
+        with contextlib.suppress(OSError):
+            print(f"error: {what}{why(e)}", file=sys.stderr)
+        return 1
+
+
+def _drop_output() -> None:
+    """Python flushes stdout once more at exit; let that go nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave(status: int) -> None:

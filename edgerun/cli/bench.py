@@ -14,18 +14,25 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 
+_EPILOG = """\
+examples:
+  edgerun bench
+  edgerun bench -m qwen3-0.6b -p 2048 -b 1,4,16 --json
+"""
+
+
 def add_parser(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "bench",
         help="how fast a model runs here",
         description="Prefill, decode and batch speed in tokens a second, without sampling; medians "
         "over the rounds.",
-        epilog="examples: edgerun bench; edgerun bench -m qwen3-0.6b -p 2048 -b 1,4,16 --json",
+        epilog=_EPILOG,
     )
     p.add_argument(
-        "-p", "--prompt", type=_count, default=512, metavar="N", help="tokens to prefill"
+        "-p", "--prompt", type=_count, default=512, metavar="N", help="tokens to prefill (512)"
     )
-    p.add_argument("-n", "--decode", type=_count, default=128, metavar="N", help="to decode")
+    p.add_argument("-n", "--decode", type=_count, default=128, metavar="N", help="to decode (128)")
     p.add_argument(
         "-b", "--batch", type=_counts, default=[1, 8], metavar="B,...", help="batch sizes (1,8)"
     )

@@ -15,6 +15,7 @@ from edgerun.cli.options import (
     add_sampling_options,
     add_speculation_options,
     given_params,
+    refuse_model,
     sampling_params,
 )
 from edgerun.errors import RequestError, printable
@@ -44,14 +45,11 @@ Chats are kept in chats.db in the data folder; --no-save keeps nothing.
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    import argparse
-
     p = subparsers.add_parser(
         "chat",
         help="talk in the terminal",
         description="Talk to a model in the terminal.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("question", nargs="*", metavar="QUESTION", help="asked at once")
     p.add_argument("--system", metavar="TEXT", help="a system prompt")
@@ -79,6 +77,8 @@ def add_parser(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     # What is wrong with them is said before the screen changes.
     params = sampling_params(args) if given_params(args) else None
+    if not args.url:
+        refuse_model(args.question, args.model, "chat")
     if args.url:
         from edgerun.tui.remote import base_of
 
@@ -128,7 +128,7 @@ def _refuse_local_options(args: argparse.Namespace) -> None:
         RequestError: names it.
     """
     local = {"backend": "auto", "ctx": None, "threads": None, "kv": None, "speculation": None,
-             "draft": None, "kv_disk": None}  # fmt: skip
+             "draft": None, "kv_disk": None, "exact": False, "gpu_layers": None}  # fmt: skip
     for name, default in local.items():
         if getattr(args, name) != default:
             option = "--" + name.replace("_", "-")

@@ -23,7 +23,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="what this machine can run",
         description="Print the backends and instruction sets of this machine, and why others are "
         "not used.",
-        epilog="example: edgerun doctor --json",
+        epilog="example:\n  edgerun doctor --json\n",
     )
     p.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -18,6 +18,10 @@ def add_parser(subparsers: Subparsers) -> None:
         help="show the models that can be named",
         description="Show the models that can be named, their size, the memory they need at a "
         "context of 4096 tokens (an estimate), and where they lie if they are here.",
+        epilog="""examples:
+  edgerun list
+  edgerun list --json
+""",
     )
     parser.add_argument("--json", action="store_true", help="as JSON, sizes in bytes")
 

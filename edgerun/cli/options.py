@@ -32,6 +32,7 @@ __all__ = [
     "open_llm",
     "read_prompt",
     "reasoning_writer",
+    "refuse_model",
     "sampling_params",
     "speed_line",
     "terminal_text",
@@ -128,7 +129,10 @@ def add_sampling_options(p: argparse.ArgumentParser) -> None:
         "--context-shift", action="store_true", help="when the context is full, drop the oldest"
     )
     g.add_argument(
-        "--keep", type=int, metavar="N", help="first tokens never dropped; -1 = the whole prompt"
+        "--keep",
+        type=int,
+        metavar="N",
+        help="first tokens never dropped (default: the system prompt's); -1 = the whole prompt",
     )
 
 
@@ -246,12 +250,13 @@ def _import_templates() -> None:
     importlib.import_module("edgerun.text.template_program")
 
 
-def read_prompt(words: list[str]) -> str:
+def read_prompt(words: list[str], model: str | None) -> str:
     """The prompt from the arguments, from stdin if it is piped, or both: arguments first.
 
     Raises:
-        RequestError: neither holds any text.
+        RequestError: neither holds any text, or the first word is a model while none is named.
     """
+    refuse_model(words, model, "run")
     given = "" if words == ["-"] else " ".join(words)
     piped = ""
     if sys.stdin is not None and not sys.stdin.isatty():
@@ -263,6 +268,29 @@ def read_prompt(words: list[str]) -> str:
     if not text.strip():
         raise RequestError("no prompt: give it as an argument or on stdin", param="prompt")
     return text
+
+
+def refuse_model(words: list[str], model: str | None, command: str) -> None:
+    """Other runtimes take the model first: here it would be answered as if it were the prompt.
+
+    Raises:
+        RequestError: no model is named, and the first of the prompt's ``words`` is one.
+    """
+    if not words or model is not None:
+        return
+    import shlex
+
+    from edgerun import catalog
+
+    word = words[0]
+    is_file = word.lower().endswith(".gguf") and os.path.exists(word)
+    if is_file or (" " not in word and word in catalog.load_catalog()):
+        name = printable(shlex.quote(word))
+        what = "prompt" if command == "run" else "question"
+        raise RequestError(
+            f"{name} is a model, not a {what}: edgerun {command} -m {name} {what.upper()}",
+            param="prompt",
+        )
 
 
 def _explain_waiting() -> None:

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgerun.cli.options import add_model_options, open_llm
-from edgerun.errors import RequestError, printable
+from edgerun.errors import RequestError, printable, why
 
 if TYPE_CHECKING:
     import argparse
@@ -21,7 +21,7 @@ def add_parser(subparsers: Subparsers) -> None:
         "perplexity",
         help="how well a model predicts a text",
         description="Perplexity over a text file in chunks, the second half of each scored.",
-        epilog="example: edgerun perplexity -m gemma3-270m README.md --json",
+        epilog="example:\n  edgerun perplexity -m gemma3-270m README.md --json\n",
     )
     p.add_argument("file", metavar="FILE", help="a UTF-8 text file")
     p.add_argument("--json", action="store_true", help="print one JSON object")
@@ -55,7 +55,8 @@ def _read(path: str) -> str:
         with open(path, encoding="utf-8", newline="") as f:
             return f.read()
     except (OSError, ValueError) as e:
-        raise RequestError(f"cannot read {printable(path)}: {e}", param="file") from e
+        reason = why(e) if isinstance(e, OSError) else "it is not UTF-8 text"
+        raise RequestError(f"cannot read {printable(path)}: {reason}", param="file") from e
 
 
 def _progress(done: int, total: int) -> None:

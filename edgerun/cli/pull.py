@@ -19,6 +19,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="fetch a model",
         description="Fetch a model into the store, unless it is already on this machine, and print "
         "where it lies. An interrupted pull goes on where it stopped.",
+        epilog="""examples:
+  edgerun pull qwen3-0.6b
+  edgerun pull hf:OWNER/REPO/FILE.gguf
+  model=$(edgerun pull -q smollm2-135m)            its path, for a script
+""",
     )
     parser.add_argument(
         "model", help="a name that `edgerun list` shows, hf:OWNER/REPO/FILE.gguf, or https://..."

@@ -17,6 +17,9 @@ def add_parser(subparsers: Subparsers) -> None:
         help="delete pulled models",
         description="Delete pulled models, and what interrupted pulls left. Files that edgerun "
         "uses in place are never touched.",
+        epilog="""example:
+  edgerun rm qwen3-0.6b
+""",
     )
     parser.add_argument("model", nargs="+", help="a name that `edgerun list` shows as pulled")
 

@@ -43,15 +43,12 @@ examples:
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    import argparse
-
     p = subparsers.add_parser(
         "run",
         help="answer one prompt",
         description="Answer one prompt: the answer streams to stdout, speeds go to stderr. "
         "A model's reasoning shows dimmed on a terminal, and is left out of pipes and files.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     p.add_argument("prompt", nargs="*", help="the prompt; text piped to stdin is added to it")
     p.add_argument("--system", metavar="TEXT", help="a system prompt")
@@ -72,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             "--system needs the chat template that --raw leaves out: drop one of them",
             param="system",
         )
-    prompt = read_prompt(args.prompt)
+    prompt = read_prompt(args.prompt, args.model)
     with open_llm(args, chat=not args.raw) as llm:
         if args.json:
             return _print_json(llm, args, params, prompt)

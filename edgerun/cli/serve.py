@@ -46,14 +46,11 @@ documentation, are at http://127.0.0.1:8080.
 
 
 def add_parser(subparsers: Subparsers) -> None:
-    import argparse
-
     p = subparsers.add_parser(
         "serve",
         help="serve models over HTTP, for editors, agents and scripts",
         description="Serve models over HTTP with the APIs of OpenAI, Anthropic and llama.cpp.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_model_options(p, many=True)
     g = p.add_argument_group("many models")
@@ -391,7 +388,7 @@ class _Speaker:
         if self._json:
             self._object("ready", models=names)
             return
-        shown = ", ".join(printable(n, 60) for n in names[:3])
+        shown = ", ".join(printable(n, 60) for n in names[:3]) or "no model yet,"
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         print(f"{shown}{more} at {self._url} (Ctrl-C stops it)", flush=True)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Any
 
 from edgerun.errors import EdgerunError, printable
@@ -19,13 +20,20 @@ if TYPE_CHECKING:
 __all__ = ["add_parser", "run"]
 
 
+_EPILOG = """\
+examples:
+  edgerun show ./model.gguf --tensors
+  edgerun show smollm2-135m --json
+"""
+
+
 def add_parser(subparsers: Subparsers) -> None:
     p = subparsers.add_parser(
         "show",
         help="what a model file holds, and what fits in memory",
         description="Print what a GGUF file holds: sizes, settings, tokenizer, tensor types; "
         "and how much context fits beside it in this machine's free memory.",
-        epilog="examples: edgerun show ./model.gguf --tensors; edgerun show smollm2-135m --json",
+        epilog=_EPILOG,
     )
     p.add_argument(
         "model", metavar="FILE|MODEL", help="a GGUF file, any one of a set, or a pulled model"
@@ -109,7 +117,9 @@ def to_json(value: Any) -> str:
 def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
     from rich.console import Console
 
-    console = Console(highlight=False, markup=False, emoji=False)
+    # In a pipe or a file a line stays whole: somebody may look for a path in it.
+    width = None if sys.stdout.isatty() else 10_000
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     parts = [("File", _general(info)), ("Hyperparameters", info["hyperparameters"])]
     parts.append(("Tokenizer", info["tokenizer"]))
     if metadata:
@@ -203,7 +213,10 @@ def _value(entry: dict[str, Any]) -> str:
 
 
 def _words(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ", ".join(map(_words, value))
+    # Files hold single precision: 1e-05, and not 9.999999747378752e-06.
+    return f"{value:.7g}" if isinstance(value, float) else str(value)
 
 
 def _bytes(n: int) -> str:

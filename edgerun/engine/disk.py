@@ -28,6 +28,7 @@ from edgerun.engine.metrics import DiskCount
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.prefix import Node
 from edgerun.engine.sequence import Sequence
+from edgerun.errors import why
 
 __all__ = ["MIN_PAGES", "DiskTier"]
 
@@ -294,7 +295,7 @@ class DiskTier:
         if not self._off:
             self._errors += 1
             known = isinstance(e, OSError)
-            log.warning("KV pages are no longer kept on disk: %s", e, exc_info=not known)
+            log.warning("KV pages are no longer kept on disk: %s", why(e), exc_info=not known)
         with self._lock:
             self._off = True
             self._writes.clear()

@@ -189,7 +189,8 @@ class Sequence:
         self.digests.clear()
 
     def usage(self) -> Usage:
-        return Usage(self.n_prompt, self.n_generated, self.n_cached or 0)
+        cached = self.n_cached or 0
+        return Usage(self.n_prompt, self.n_generated, cached, kept_tokens=self.n_keep)
 
     def timings(self) -> Timings:
         now = time.perf_counter()

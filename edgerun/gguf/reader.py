@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.errors import ClosedError, GGUFError, ModelNotFoundError, printable
+from edgerun.errors import ClosedError, GGUFError, ModelNotFoundError, printable, why
 from edgerun.gguf.metadata import Metadata
 from edgerun.gguf.parse import Header, TensorInfo, parse
 from edgerun.gguf.strings import StringArray
@@ -152,8 +152,7 @@ def _map(path: Path) -> U8:
     except FileNotFoundError:
         raise ModelNotFoundError(f"no such file: {printable(path)}") from None
     except (OSError, ValueError) as e:  # ValueError: a NUL in the path, or a file just emptied
-        reason = getattr(e, "strerror", None) or e
-        raise GGUFError(f"cannot read {printable(path)}: {printable(reason)}") from e
+        raise GGUFError(f"cannot read {printable(path)}: {why(e)}") from e
     return np.frombuffer(mapping, np.uint8)
 
 

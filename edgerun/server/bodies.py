@@ -10,7 +10,15 @@ from pydantic import BaseModel, ConfigDict, field_validator
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
 
-__all__ = ["Body", "SamplingBody", "StreamOptions", "limit", "logit_bias", "sampling_params"]
+__all__ = [
+    "Body",
+    "ChoicesBody",
+    "SamplingBody",
+    "StreamOptions",
+    "limit",
+    "logit_bias",
+    "sampling_params",
+]
 
 _HUGE = 2**62
 
@@ -34,7 +42,6 @@ class SamplingBody(Body):
 
     stop: str | list[str] | None = None
     seed: int | None = None
-    n: int | None = None
     logit_bias: dict[str, Any] | list[Any] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -80,6 +87,12 @@ class SamplingBody(Body):
         return [s for s in names if s != "infill"]
 
 
+class ChoicesBody(SamplingBody):
+    """Of an API that can give several answers to one prompt."""
+
+    n: int | None = None
+
+
 # "infill" picks among the tokens that others have left; nothing here stands for it, and editors
 # name it in every request.
 _SAMPLER_LETTERS = {
@@ -89,7 +102,7 @@ _SAMPLER_LETTERS = {
 _SAMPLER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}
 
 #: Fields that have the same name and meaning in :class:`~edgerun.core.SamplingParams`.
-_SAME = frozenset(SamplingBody.model_fields) - {
+_SAME = frozenset(ChoicesBody.model_fields) - {
     "seed", "logit_bias", "n_predict", "grammar", "json_schema",
 }  # fmt: skip
 
@@ -100,7 +113,7 @@ def sampling_params(body: SamplingBody, **more: Any) -> SamplingParams:
     Raises:
         RequestError: a value is out of range; names the field.
     """
-    given = {name: getattr(body, name) for name in _SAME}
+    given = {name: getattr(body, name, None) for name in _SAME}
     given["constraint"] = _constraint(body)
     if body.seed is not None and body.seed >= 0:  # llama.cpp's -1 asks for a fresh one
         given["seed"] = body.seed

@@ -9,7 +9,7 @@ from edgerun.chat import ChatOptions
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
 from edgerun.server.asked import ChatAsked
-from edgerun.server.bodies import Body, SamplingBody, StreamOptions, limit, sampling_params
+from edgerun.server.bodies import ChoicesBody, StreamOptions, limit, sampling_params
 from edgerun.server.legacy_functions import as_tools, with_calls
 
 __all__ = ["ChatBody", "parse", "response_format"]
@@ -20,18 +20,7 @@ MAX_TOP_LOGPROBS = 20
 _RESERVED = frozenset({"messages", "tools", "add_generation_prompt", "continue_final", "self"})
 
 
-class ResponseFormat(Body):
-    """``type``: text, json_object, json_schema; and, beyond OpenAI, regex and lark, each with a
-    field of that name that holds the expression or grammar."""
-
-    type: str
-    json_schema: dict[str, Any] | None = None
-    schema_: dict[str, Any] | bool | None = None
-    regex: str | None = None
-    lark: str | None = None
-
-
-class ChatBody(SamplingBody):
+class ChatBody(ChoicesBody):
     model: str | None = None
     messages: list[dict[str, Any]]
     stream: bool | None = None

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from edgerun.core import Chunk, Completion, TokenLogprob
 from edgerun.errors import RequestError
 from edgerun.server.asked import TextAsked
-from edgerun.server.bodies import SamplingBody, StreamOptions, limit, sampling_params
+from edgerun.server.bodies import ChoicesBody, StreamOptions, limit, sampling_params
 from edgerun.server.chat_in import response_format
 from edgerun.server.documents import choices
 from edgerun.server.infill import with_fim
@@ -32,7 +32,7 @@ router = APIRouter(tags=["OpenAI"])
 MAX_LOGPROBS = 20
 
 
-class CompletionBody(SamplingBody):
+class CompletionBody(ChoicesBody):
     model: str | None = None
     prompt: str | list[Any] | None = None
     suffix: str | None = None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgerun.errors import RequestError
 from edgerun.server.asked import TextAsked
-from edgerun.server.bodies import SamplingBody, limit, sampling_params
+from edgerun.server.bodies import ChoicesBody, limit, sampling_params
 from edgerun.server.infill import infill
 from edgerun.text.fim import Extra
 
@@ -22,7 +22,7 @@ _MOST_PROBS = 20
 _ANSWER = 256
 
 
-class CompletionBody(SamplingBody):
+class CompletionBody(ChoicesBody):
     """What ``/completion`` takes beside sampling. ``cache_prompt``, ``id_slot`` and
     ``t_max_prompt_ms`` are ignored: starts of prompts are always reused, and there are no slots."""
 

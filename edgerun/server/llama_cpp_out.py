@@ -21,7 +21,7 @@ _SAME = (
     "typical_p", "xtc_probability", "xtc_threshold", "repeat_last_n", "repeat_penalty",
     "presence_penalty", "frequency_penalty", "dry_multiplier", "dry_base", "dry_allowed_length",
     "dry_penalty_last_n", "dry_sequence_breakers", "mirostat", "mirostat_tau", "mirostat_eta",
-    "n_keep", "ignore_eos", "min_keep", "samplers", "stop",
+    "ignore_eos", "min_keep", "samplers", "stop",
 )  # fmt: skip
 assert set(_SAME) <= {f.name for f in fields(SamplingParams)}
 
@@ -34,6 +34,7 @@ def settings(params: SamplingParams) -> Json:
     for name in _SAME:
         value = getattr(params, name)
         out[name] = list(value) if isinstance(value, tuple) else value
+    out["n_keep"] = params.n_keep or 0
     out["n_probs"] = params.logprobs or 0
     out["logit_bias"] = [[i, b if b > -1e30 else False] for i, b in params.logit_bias.items()]
     out["grammar"] = "" if params.constraint is None else params.constraint.source
@@ -142,7 +143,7 @@ class CompletionEvents:
         if chunk.text or chunk.token_ids:
             result = _result(i, chunk.text, chunk.token_ids, False)
             result["tokens_predicted"] = self._counts[i]
-            result["tokens_evaluated"] = self._answering.prompt_tokens
+            result["tokens_evaluated"] = self._answering.known.prompt_tokens
             if chunk.logprobs:
                 result["completion_probabilities"] = _probs(chunk.logprobs)
             yield Event(result)

@@ -14,7 +14,7 @@ from edgerun.chat import ChatOptions
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
 from edgerun.server.asked import ChatAsked
-from edgerun.server.bodies import Body
+from edgerun.server.bodies import Body, SamplingBody, sampling_params
 
 __all__ = ["CountBody", "MessagesBody", "count", "parse", "wants_thinking"]
 
@@ -39,15 +39,12 @@ class CountBody(Body):
     output_config: dict[str, Any] | None = None
 
 
-class MessagesBody(CountBody):
+class MessagesBody(CountBody, SamplingBody):
     """What ``/v1/messages`` takes."""
 
     max_tokens: int
     stop_sequences: list[str] | None = None
     stream: bool | None = None
-    temperature: float | None = None
-    top_k: int | None = None
-    top_p: float | None = None
     output_format: dict[str, Any] | None = None
 
 
@@ -57,18 +54,16 @@ def parse(body: MessagesBody) -> ChatAsked:
     Raises:
         RequestError: something in it is malformed, or cannot be done here; names it.
     """
-    given: dict[str, Any] = {"max_tokens": body.max_tokens}
-    for name in ("temperature", "top_k", "top_p"):
-        if (value := getattr(body, name)) is not None:
-            given[name] = value
-    if body.stop_sequences:
-        given["stop"] = body.stop_sequences
-    if (constraint := _format(body)) is not None:
-        given["constraint"] = constraint
+    params = sampling_params(
+        body,
+        max_tokens=body.max_tokens,
+        stop=body.stop_sequences or None,
+        constraint=_format(body),
+    )
     return ChatAsked(
         model=body.model,
         messages=_messages(body),
-        params=SamplingParams(**given),
+        params=params,
         options=_options(body),
         stream=bool(body.stream),
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 from edgerun.core import Chunk, Completion, FinishReason, Usage
 from edgerun.server.errors import body_for
-from edgerun.server.wire import Answering, Event
+from edgerun.server.wire import Answering, Event, left_out_field
 
 __all__ = ["MessageEvents", "whole"]
 
@@ -23,6 +23,7 @@ def _usage(usage: Usage) -> dict[str, int]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
+        **left_out_field(usage),
     }
 
 
@@ -89,7 +90,7 @@ class MessageEvents:
             **_message(self._answering, []),
             "stop_reason": None,
             "stop_sequence": None,
-            "usage": _usage(Usage(self._answering.prompt_tokens)),
+            "usage": _usage(self._answering.known),
         }
         yield _event("message_start", message=message)
         yield _event("ping")

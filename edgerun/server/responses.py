@@ -13,11 +13,12 @@ from edgerun.core import Completion
 from edgerun.errors import RequestError, printable
 from edgerun.server.asked import ChatAsked
 from edgerun.server.errors import ERRORS, error_response, refusal
-from edgerun.server.responses_in import ResponsesBody, Wanted, parse, shortened
+from edgerun.server.responses_in import ResponsesBody, Wanted, parse
 from edgerun.server.responses_items import as_items, find_references
 from edgerun.server.responses_out import ResponseEvents, whole
 from edgerun.server.responses_store import Kept, ResponseStore
 from edgerun.server.wire import JSON, Answering, respond
+from edgerun.shifting import fitted
 
 if TYPE_CHECKING:
     from edgerun.llm import LLM
@@ -56,14 +57,15 @@ def _wanted(body: ResponsesBody, store: ResponseStore) -> Wanted:
 
 
 def _fitted(asked: ChatAsked, llm: LLM) -> ChatAsked:
-    """Without the oldest turns, if the conversation would not fit otherwise."""
-    most = asked.params.max_tokens
-    answer = llm.n_ctx // 4 if most is None else min(most, llm.n_ctx // 4)
-
-    def fits(messages: list[Mapping[str, Any]]) -> bool:
-        return len(llm.conversation(messages, asked.options).ids) + max(1, answer) <= llm.n_ctx
-
-    return replace(shortened(asked, fits), prepare=None)
+    """Without the oldest turns, if the conversation would not fit otherwise. Its answer ends where
+    the context does, unless the body asks for a shift of its own."""
+    params = replace(asked.params, context_shift=True)
+    if not asked.params.context_shift:
+        prompt = fitted(llm, asked.messages, asked.options, params).ids
+        room = max(llm.n_ctx - len(prompt), 1)
+        most = params.max_tokens
+        params = replace(params, max_tokens=room if most is None else min(most, room))
+    return replace(asked, params=params, prepare=None)
 
 
 @router.post("/responses", include_in_schema=False)

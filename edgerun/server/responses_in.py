@@ -8,18 +8,18 @@ the response show; others are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from edgerun.chat import ChatOptions
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
 from edgerun.server.asked import ChatAsked
-from edgerun.server.bodies import Body
+from edgerun.server.bodies import SamplingBody, limit, sampling_params
 from edgerun.server.responses_items import to_messages
 
-__all__ = ["ResponsesBody", "Tool", "Wanted", "parse", "shortened"]
+__all__ = ["ResponsesBody", "Tool", "Wanted", "parse"]
 
 #: Sent by default, and harmless to leave out.
 LEFT_OUT = ("web_search", "web_search_preview", "local_shell", "image_generation", "tool_search")
@@ -27,7 +27,7 @@ _EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 _LOGPROBS = "message.output_text.logprobs"
 
 
-class ResponsesBody(Body):
+class ResponsesBody(SamplingBody):
     """What ``/v1/responses`` takes."""
 
     model: str | None = None
@@ -40,8 +40,6 @@ class ResponsesBody(Body):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
     top_logprobs: int | None = None
     include: list[str] | None = None
     reasoning: dict[str, Any] | None = None
@@ -111,20 +109,18 @@ def parse(body: ResponsesBody, items: Sequence[Mapping[str, Any]]) -> Wanted:
 
 
 def _params(body: ResponsesBody) -> SamplingParams:
-    given: dict[str, Any] = {
-        "max_tokens": body.max_output_tokens,
-        "temperature": body.temperature,
-        "top_p": body.top_p,
-        "constraint": _format(body.text or {}),
-    }
     if body.max_output_tokens is not None and body.max_output_tokens < 0:
         raise _bad("max_output_tokens must be 0 or more", "max_output_tokens")
     top = body.top_logprobs
     if top is not None and not 0 <= top <= 20:
         raise _bad(f"top_logprobs must be between 0 and 20, not {top}", "top_logprobs")
-    if top or _LOGPROBS in (body.include or []):
-        given["logprobs"] = top or 0
-    return SamplingParams(**{k: v for k, v in given.items() if v is not None})
+    wanted = top or _LOGPROBS in (body.include or [])
+    return sampling_params(
+        body,
+        max_tokens=limit(max_output_tokens=body.max_output_tokens, n_predict=body.n_predict),
+        constraint=_format(body.text or {}),
+        logprobs=(top or 0) if wanted else None,
+    )
 
 
 def _format(text: Mapping[str, Any]) -> Constraint | None:
@@ -233,32 +229,6 @@ def _choice(
         shown = printable(repr(name or kind), 60)
         raise _bad(f"tool_choice names {shown}, which is none of the tools here", "tool_choice")
     return {"name": name}, tools
-
-
-# -- what does not fit --------------------------------------------------------------------------
-
-
-def shortened(asked: ChatAsked, fits: Callable[[list[Mapping[str, Any]]], bool]) -> ChatAsked:
-    """With ``truncation: auto``: the conversation without its oldest turns, as few as need to go.
-
-    What comes before the first turn of the user's, and the last of these turns, stay.
-
-    Args:
-        fits: says of messages whether they leave room for an answer.
-    """
-    messages = list(asked.messages)
-    turns = [i for i, m in enumerate(messages) if m["role"] == "user"]
-    if len(turns) < 2 or fits(messages):
-        return asked
-    head = messages[: turns[0]]
-    low, high = 1, len(turns) - 1  # turns to drop: at least, at most
-    while low < high:
-        middle = (low + high) // 2
-        if fits([*head, *messages[turns[middle] :]]):
-            high = middle
-        else:
-            low = middle + 1
-    return replace(asked, messages=[*head, *messages[turns[low] :]])
 
 
 def _bad(message: str, param: str) -> RequestError:

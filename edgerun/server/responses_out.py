@@ -13,7 +13,7 @@ from typing import Any
 from edgerun.chat import ToolCall
 from edgerun.core import Chunk, Completion, FinishReason, TokenLogprob, Usage
 from edgerun.server.responses_in import Tool, Wanted
-from edgerun.server.wire import Answering, Event
+from edgerun.server.wire import Answering, Event, left_out_field
 
 __all__ = ["ResponseEvents", "whole"]
 
@@ -27,6 +27,7 @@ def _usage(usage: Usage) -> Json:
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
+        **left_out_field(usage),
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgerun import catalog
 from edgerun.catalog.split import is_whole, parts
-from edgerun.errors import EdgerunError, ModelFileError, printable
+from edgerun.errors import EdgerunError, ModelFileError, printable, why
 from edgerun.gguf import FILE_TYPES, GGUFFile
 
 __all__ = ["ModelCard", "Sources", "read_card"]
@@ -73,7 +73,7 @@ def read_card(name: str, path: Path) -> ModelCard:
                 "tokenizer.chat_template" in meta,
             )
     except (EdgerunError, OSError) as e:
-        error = e if isinstance(e, EdgerunError) else ModelFileError(f"{path.name}: {e}")
+        error = e if isinstance(e, EdgerunError) else ModelFileError(f"{path.name}: {why(e)}")
         return ModelCard(name, path, created=created, error=error)
 
 
@@ -151,7 +151,7 @@ def _scan(folder: Path) -> Iterable[tuple[str, Path]]:
     try:
         files = sorted(p for p in folder.iterdir() if p.suffix.lower() == ".gguf" and p.is_file())
     except OSError as e:
-        log.warning("%s cannot be listed: %s", printable(folder), e)
+        log.warning("%s cannot be listed: %s", printable(folder), why(e))
         return
     for path in files:
         if parts(path.name)[0] != path.name:

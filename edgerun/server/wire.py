@@ -56,7 +56,7 @@ class Answering:
         created, model: seconds since 1970, and the name it is served under.
         asked: what ``prepare`` made of it, where there was one.
         llm: the model, for facts and tokens; nobody but :func:`respond` generates with it.
-        prompt_tokens: of all prompts.
+        known: what of its usage is known before the first token, of all prompts.
     """
 
     id: str
@@ -64,7 +64,7 @@ class Answering:
     model: str
     asked: Asked
     llm: LLM
-    prompt_tokens: int = 0
+    known: Usage = field(default_factory=Usage)
 
     @property
     def n_prompts(self) -> int:
@@ -112,6 +112,7 @@ class UsageSum:
             self.usage.completion_tokens + u.completion_tokens,
             self.usage.cached_tokens + (u.cached_tokens if first else 0),
             self.usage.reasoning_tokens + u.reasoning_tokens,
+            self.usage.left_out + (u.left_out if first else 0),
         )
 
 
@@ -123,7 +124,14 @@ def usage_fields(usage: Usage) -> dict[str, Any]:
         "total_tokens": usage.total_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        **left_out_field(usage),
     }
+
+
+def left_out_field(usage: Usage) -> dict[str, int]:
+    """How many messages were left out by ``context_shift``, of which no API knows: beside what they
+    define, and only where it happened."""
+    return {"messages_left_out": usage.left_out} if usage.left_out else {}
 
 
 def timings_fields(usage: Usage, timings: Timings) -> dict[str, Any]:
@@ -262,7 +270,9 @@ async def _begin(request: Request, asked: Asked, running: _Running) -> Answering
     else:
         for prompt in asked.prompts:
             running.streams.append(await lease.llm.start(prompt, asked.params))
-    return replace(answering, prompt_tokens=sum(s.prompt_tokens for s in running.streams))
+    known = [s.known for s in running.streams]
+    prompts = sum(u.prompt_tokens for u in known)
+    return replace(answering, known=Usage(prompts, left_out=sum(u.left_out for u in known)))
 
 
 async def _chunks(streams: list[AsyncChunkStream], n: int) -> AsyncIterator[Chunk]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgerun.errors import EdgerunError, printable
+from edgerun.errors import EdgerunError, printable, why
 
 if TYPE_CHECKING:
     import sqlite3
@@ -160,7 +160,7 @@ def set_aside(path: Path) -> Path:
             with contextlib.suppress(FileNotFoundError):
                 os.replace(path.with_name(path.name + tail), target.with_name(target.name + tail))
     except OSError as e:
-        raise StoreError(f"{path} is damaged and cannot be moved aside: {printable(e)}") from e
+        raise StoreError(f"{path} is damaged and cannot be moved aside: {why(e)}") from e
     return target
 
 
@@ -208,7 +208,7 @@ def _make_private(path: Path) -> None:
         if os.name != "nt" and path.stat().st_mode & 0o077:
             path.chmod(0o600)
     except OSError as e:
-        raise StoreError(f"{path} cannot be written: {printable(e.strerror or e)}") from e
+        raise StoreError(f"{path} cannot be written: {why(e)}") from e
 
 
 def _patiently(database: Database) -> None:

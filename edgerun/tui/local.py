@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgerun.chat import ChatOptions
-from edgerun.core import Chunk, SamplingParams, Usage
+from edgerun.core import Chunk, SamplingParams
 from edgerun.errors import (
     ClosedError,
     EdgerunError,
@@ -150,7 +150,7 @@ class LocalPartner(Partner):
         if llm is None or self._closed:
             raise ClosedError("no model is loaded: choose one first")
         async with aclosing(await llm.start_chat(messages, params, options)) as chunks:
-            yield Chunk(usage=Usage(chunks.prompt_tokens, left_out=chunks.left_out))
+            yield Chunk(usage=chunks.known)
             async for chunk in chunks:
                 yield chunk
 

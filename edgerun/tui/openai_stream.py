@@ -231,6 +231,7 @@ class AnswerReader:
                 _number(usage.get("completion_tokens")),
                 _number(_inside(usage, "prompt_tokens_details", "cached_tokens")),
                 _number(_inside(usage, "completion_tokens_details", "reasoning_tokens")),
+                _number(usage.get("messages_left_out")),  # edgerun's own
             )
         t = data.get("timings")
         if isinstance(t, Mapping) and "predicted_ms" in t:

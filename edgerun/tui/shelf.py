@@ -11,7 +11,7 @@ from typing import Any
 
 from edgerun import arch, catalog
 from edgerun.catalog.split import is_whole, parts
-from edgerun.errors import EdgerunError, OutOfMemoryError, RequestError, printable
+from edgerun.errors import EdgerunError, OutOfMemoryError, RequestError, printable, why
 from edgerun.gguf import FILE_TYPES, GGUFFile
 from edgerun.loading import LoadedModel, runs_on
 from edgerun.planning import Room, plan
@@ -60,7 +60,7 @@ def read_facts(path: Path, kv_type: str = "f16") -> Facts:
                 wrong = "" if runs_on(name) == "llama_cpp" else printable(e)
                 return Facts(file.size, None, n_ctx, quant, wrong)
     except (EdgerunError, OSError) as e:
-        return Facts(0, wrong=printable(e))
+        return Facts(0, wrong=why(e))
 
 
 def verdict(facts: Facts, total: int, free: int, asked: int | None) -> tuple[bool, str, bool]:
@@ -148,7 +148,7 @@ class Shelf:
         try:
             stat = path.stat()
         except OSError as e:
-            return Facts(0, wrong=printable(e.strerror or e))
+            return Facts(0, wrong=why(e))
         stamp, key = (stat.st_mtime_ns, stat.st_size), (path, kv_type)
         old = self._facts.get(key)
         if old is None or old[0] != stamp:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from edgerun.tui.status import Facts, bytes_text, count_text
 
 if TYPE_CHECKING:
+    from edgerun.core import Usage
     from edgerun.tui.conversation import Message
     from edgerun.tui.keeper import ModelKeeper
     from edgerun.tui.talk import Talk
@@ -29,14 +31,14 @@ def last_answer(talk: Talk) -> Message | None:
     return next((m for m in reversed(path) if m.role == "assistant"), None)
 
 
-def in_context(talk: Talk, prompt: int, answer: int) -> int:
+def in_context(talk: Talk, usage: Usage) -> int:
     """Tokens in the context after an answer: not all of it, if that was full meanwhile."""
-    about = talk.keeper.about
-    if about is None or about.where or not about.n_ctx or prompt + answer <= about.n_ctx:
-        return prompt + answer
+    about, total = talk.keeper.about, usage.total_tokens
+    if about is None or about.where or not about.n_ctx or total <= about.n_ctx:
+        return total
     from edgerun.shifting import held
 
-    return held(prompt, answer, about.n_ctx, talk.params.n_keep)
+    return held(usage.prompt_tokens, usage.completion_tokens, about.n_ctx, usage.kept_tokens)
 
 
 def facts(talk: Talk, keeper: ModelKeeper, counts: Counts) -> Facts:
@@ -55,9 +57,11 @@ def facts(talk: Talk, keeper: ModelKeeper, counts: Counts) -> Facts:
     cached: int | None = None
     left_out = 0
     if turn is not None:
-        decode, left_out = turn.speed, turn.left_out
-        if turn.prompt_tokens is not None:
-            used, estimate = in_context(talk, turn.prompt_tokens, turn.tokens), False
+        decode = turn.speed
+        if (known := turn.known) is not None:
+            left_out = known.left_out
+            usage = replace(known, completion_tokens=turn.tokens)
+            used, estimate = in_context(talk, usage), False
     else:
         answer = last_answer(talk)
         if answer is not None and answer.timings is not None:
@@ -96,10 +100,11 @@ def _activity(talk: Talk, keeper: ModelKeeper, counts: Counts) -> tuple[str, flo
     if not turn.reading:
         return ("thinking" if _thinking(turn.message) else "writing"), None
     done = keeper.partner.live().computed
-    if done is None or counts.computed is None or not turn.prompt_tokens:
+    prompt = turn.known.prompt_tokens if turn.known is not None else 0
+    if done is None or counts.computed is None or not prompt:
         return "reading", None
-    read = min(max(done - counts.computed, 0), turn.prompt_tokens)
-    return f"reading {count_text(turn.prompt_tokens)} tokens", read / turn.prompt_tokens
+    read = min(max(done - counts.computed, 0), prompt)
+    return f"reading {count_text(prompt)} tokens", read / prompt
 
 
 def _thinking(message: Message) -> bool:

@@ -87,10 +87,8 @@ class Turn:
         self._calls: list[ToolCall] = list(self.message.calls)
         store.put(conversation.id, self.message)
         store.save(conversation)
-        #: Tokens of the prompt, once they are known, messages that are not in it, and tokens of
-        #: the answer so far.
-        self.prompt_tokens: int | None = None
-        self.left_out = 0
+        #: What is known of its usage, None = nothing yet, and tokens of the answer so far.
+        self.known: Usage | None = None
         self.tokens = 0
         self._began = time.perf_counter()
         self._first: float | None = None
@@ -176,8 +174,7 @@ class Turn:
             self._waiting.append(chunk)
             self._news.set()
         if chunk.usage is not None:
-            self.prompt_tokens = chunk.usage.prompt_tokens or self.prompt_tokens
-            self.left_out = chunk.usage.left_out
+            self.known = chunk.usage
         if chunk.finish_reason is not None:
             self.message.usage, self.message.timings = chunk.usage, chunk.timings
             if chunk.finish_reason is FinishReason.LENGTH:
@@ -238,7 +235,7 @@ class Turn:
         now = time.perf_counter()
         first = self._first or now
         if message.usage is None:
-            message.usage = Usage(self.prompt_tokens or 0, self.tokens, left_out=self.left_out)
+            message.usage = replace(self.known or Usage(), completion_tokens=self.tokens)
         if message.timings is None and self.tokens:
             # How much of the prompt was cached is not known, so no speed of reading is either.
             message.timings = Timings(

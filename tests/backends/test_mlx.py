@@ -9,33 +9,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from gguf import dequantize as judge
-from gguf.constants import GGMLQuantizationType as T
 from helpers import mixed_model
-from helpers.golden import full
 from helpers.paths import FIXTURES
 from helpers.runner import Runner, arch_fixtures, check_pages, check_window
-from helpers.weights import gguf_rows
 
 mx = pytest.importorskip("mlx.core", reason="MLX is not installed")
 
-from helpers.mlx_harness import Kernels  # noqa: E402
+from helpers.mlx_harness import Kernels, run, same_bits  # noqa: E402
 
-from edgerun.backends.base import PAGE_SIZE, Batch, KVLayer, Memory, RawTensor, without_head  # noqa: E402
+from edgerun.backends.base import Batch, KVLayer, without_head  # noqa: E402
 from edgerun.backends.mlx import MLXBackend  # noqa: E402
-from edgerun.backends.mlx_elementwise import Elementwise  # noqa: E402
-from edgerun.backends.mlx_experts import TILE  # noqa: E402
-from edgerun.backends.mlx_memory import StepMemory  # noqa: E402
-from edgerun.backends.mlx_weights import Grouped, load, matrix_bytes  # noqa: E402
 from edgerun.backends.reference import ReferenceBackend  # noqa: E402
-from edgerun.errors import BackendError, OutOfMemoryError, RequestError  # noqa: E402
+from edgerun.errors import BackendError, RequestError  # noqa: E402
 
 ARCHS = arch_fixtures(MLXBackend)
 F32 = npt.NDArray[np.float32]
-TYPES = [
-    *(T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q2_K, T.Q3_K, T.Q4_K, T.Q5_K, T.Q6_K),
-    *(T.IQ4_NL, T.IQ4_XS, T.MXFP4, T.F32, T.F16, T.BF16, T.TQ2_0),
-]
 
 
 def fixture(name: str) -> Path:
@@ -52,56 +40,8 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mixed_model.write(tmp_path_factory.mktemp("mlx") / "mixed.gguf")
 
 
-def run(name: str, *, exact: bool = False, **kw: object) -> Runner:
-    kw.setdefault("n_ctx", 256)
-    return Runner(fixture(name), MLXBackend(exact), **kw)  # type: ignore[arg-type]
-
-
-def same_bits(a: F32, b: F32) -> bool:
-    return np.array_equal(a.view(np.uint32), b.view(np.uint32))
-
-
 def reference(path: Path, ids: list[int], kv_type: str = "f16") -> F32:
     return Runner(path, ReferenceBackend(), n_ctx=1024, kv_type=kv_type).logits(ids)
-
-
-# -- weights -------------------------------------------------------------------------------------
-
-
-def random_rows(t: T, n: int, k: int) -> RawTensor:
-    data = gguf_rows(t, n, k, np.random.default_rng(0)).view(np.uint8).reshape(n, -1)
-    return RawTensor("w", int(t), (n, k), data)
-
-
-@pytest.mark.parametrize("t", TYPES, ids=lambda t: t.name)
-def test_weights_are_the_files(t: T) -> None:
-    """Value for value, and a product by codes is that of the floats."""
-    tensor = random_rows(t, 6, 512)
-    matrix = load(tensor, np.float32)
-    expected = judge(tensor.data, t).astype(np.float32).reshape(6, 512)
-    np.testing.assert_array_equal(np.array(matrix.rows(slice(0, 6))), expected)
-    np.testing.assert_array_equal(np.array(matrix.rows(mx.array([5, 0, 5]))), expected[[5, 0, 5]])
-    x = np.random.default_rng(1).standard_normal((3, 512)).astype(np.float32)
-    wanted = x.astype(np.float64) @ expected.T
-    products = [matrix.times(mx.array(x)), matrix.times(mx.array(x), alone=True)]
-    if isinstance(matrix, Grouped):
-        products.append(matrix.product(mx.array(x)))
-    for y in products:
-        np.testing.assert_allclose(np.array(y), wanted, atol=1e-4 * np.abs(wanted).max())
-    assert sum(a.nbytes for a in matrix.arrays()) == matrix_bytes(tensor, np.float32)
-
-
-@pytest.mark.parametrize("t", [T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.Q4_K, T.Q5_K])
-def test_scales_in_float16_are_the_files_but_for_k_quants(t: T) -> None:
-    """Those have products of a scale and 6 bits: they round by 2^-11 at most, each."""
-    tensor = random_rows(t, 8, 512)
-    matrix = load(tensor, np.float16)
-    found, expected = np.array(matrix.rows(slice(0, 8))), judge(tensor.data, t).reshape(8, 512)
-    if t not in (T.Q4_K, T.Q5_K):
-        np.testing.assert_array_equal(found, expected)
-        return
-    error = np.sqrt(np.mean((found - expected) ** 2)) / np.std(expected)
-    assert 0 < error < 4e-4
 
 
 # -- every architecture --------------------------------------------------------------------------
@@ -135,23 +75,6 @@ def test_float16_products(mixed: Path) -> None:
     found = Runner(mixed, MLXBackend(narrow=True), n_ctx=256).logits(ids)
     error = np.sqrt(np.mean((found - expected) ** 2)) / np.std(expected)
     assert 1e-5 < error < 0.01
-
-
-def test_float16_products_of_large_values() -> None:
-    """What a gated unit gives may exceed float16; the product must not."""
-    from edgerun.backends.mlx_ops import MLXOps
-
-    backend = MLXBackend(narrow=True)
-    w = backend.upload(random_rows(T.Q8_0, 16, 64), "matrix")
-    ops = object.__new__(MLXOps)
-    ops._mode, ops._wide = backend._mode, None
-    gate = mx.array(np.full((2, 64), 1000.0, np.float32))
-    up = mx.array(np.random.default_rng(0).standard_normal((2, 64)).astype(np.float32) * 1000)
-    x = ops.glu(gate, up, "silu")
-    (y,) = ops.linear(x, w)
-    wanted = np.array(x) @ np.array(w.rows(slice(0, 16))).T  # type: ignore[union-attr]
-    assert np.abs(np.array(x)).max() > 65504
-    np.testing.assert_allclose(np.array(y), wanted, atol=3e-3 * np.abs(wanted).max())
 
 
 # -- exact ---------------------------------------------------------------------------------------
@@ -342,100 +265,6 @@ def test_bad_batches_are_refused(row, error: type[Exception], message: str) -> N
     assert np.isfinite(runner.logits([1, 2, 3])).all()
 
 
-# -- memory --------------------------------------------------------------------------------------
-
-
-def test_memory_that_does_not_suffice(mixed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refused before anything is taken: a GPU would end the process."""
-    free = [1 << 19]
-    monkeypatch.setattr(MLXBackend, "memory", lambda self: Memory(1 << 30, free[0]))
-    with pytest.raises(OutOfMemoryError, match="MB of weights"):
-        Runner(mixed, MLXBackend())
-    free[0] = 64 << 20
-    runner = Runner(mixed, MLXBackend(), n_ctx=1024, n_pages=40)
-    with pytest.raises(OutOfMemoryError, match="KV cache of 1000000 pages"):
-        runner.backend.new_kv([KVLayer(2, 32)], 1_000_000)
-    expected = runner.logits([5, 6, 7])
-    free[0] = 1 << 20
-    with pytest.raises(OutOfMemoryError, match="step of 500 tokens"):
-        runner.logits(list(range(3, 28)) * 20)
-    assert same_bits(expected, runner.logits([5, 6, 7]))
-
-
-@pytest.mark.parametrize("name", ["llama3", "gemma2", "gpt_oss", "qwen3moe"])
-def test_a_step_takes_what_was_reserved_for_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not a small part of that: with a long text before it, capped scores, experts."""
-    runner = run(name, n_ctx=1024, n_pages=40)
-    asked = []
-    of_step = StepMemory.of_step
-
-    def noted(self: StepMemory, rows: list[tuple[int, int]], n_outputs: int) -> int:
-        asked.append(of_step(self, rows, n_outputs))
-        return asked[-1]
-
-    monkeypatch.setattr(StepMemory, "of_step", noted)
-    sequence = runner.begin()
-    for n, outputs in ((512, []), (300, range(300))):
-        mx.synchronize()
-        mx.clear_cache()
-        mx.reset_peak_memory()
-        before = mx.get_active_memory()
-        runner.step([(sequence, [5] * n, outputs)])
-        took = mx.get_peak_memory() - before
-        experts = 3 * TILE if name in ("gpt_oss", "qwen3moe") else 0
-        assert took < asked[-1] < 4 * took + experts
-
-
-def test_a_step_that_fails_loses_the_pages_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    runner = run("llama", n_pages=4)
-    runner.logits([1, 2])
-
-    def fail(*args: object) -> None:
-        raise RuntimeError("[metal::malloc] Unable to allocate 12 bytes.")
-
-    with monkeypatch.context() as m:
-        m.setattr("edgerun.backends.mlx_started.mx.async_eval", fail)
-        with pytest.raises(OutOfMemoryError, match="Unable to allocate"):
-            runner.logits([1, 2])
-    with pytest.raises(BackendError, match="the KV cache was lost"):
-        runner.logits([1, 2])
-
-
-def test_pages_are_counted_as_planned() -> None:
-    for kv_type in ("f16", "f32", "q8_0"):
-        layers = [KVLayer(2, 48), KVLayer(1, 64)]
-        pool = MLXBackend().new_kv(layers, 3, kv_type)
-        assert pool.page_bytes == len(pool.export_page(2))
-        if kv_type != "q8_0":
-            assert pool.page_bytes == PAGE_SIZE * sum(x.token_bytes(kv_type) for x in layers)
-
-
-def test_memory_is_the_gpus_share_and_wired_while_a_model_is_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    limits = [7]
-
-    def set_limit(limit: int) -> int:
-        limits.append(limit)
-        return limits[-2]
-
-    with monkeypatch.context() as m:
-        m.setattr(mx.metal, "is_available", lambda: True)
-        facts = {"max_recommended_working_set_size": 3 << 30}
-        m.setattr("edgerun.backends.mlx._device_info", lambda: facts)
-        m.setattr(mx, "set_wired_limit", set_limit)
-        m.setattr("edgerun.backends.mlx.host_memory", lambda: Memory(8 << 30, 2 << 30))
-        first, second = MLXBackend(), MLXBackend()
-        assert first.memory() == Memory(3 << 30, 2 << 30)
-        m.setattr(mx, "get_active_memory", lambda: 5 << 29)
-        assert first.memory() == Memory(3 << 30, 1 << 29)
-        first.close()
-        first.close()
-        assert limits == [7, 3 << 30]
-        second.close()
-        assert limits == [7, 3 << 30, 7]
-
-
 def test_facts() -> None:
     fast, exact = MLXBackend(), MLXBackend(exact=True)
     assert (fast.batch_invariant, exact.batch_invariant) == (False, True)
@@ -443,40 +272,3 @@ def test_facts() -> None:
     assert fast.numerics() != exact.numerics()
     with pytest.raises(BackendError, match="q4r"):
         fast.new_kv([KVLayer(1, 32)], 1, "q4r")
-
-
-SHAPES = {
-    "silu": [(3, 7)] * 2,
-    "gelu": [(3, 7)] * 2,
-    "capped": [(3, 7), ()],
-    "turned": [(3, 4, 8), (3, 4, 8), (3, 1, 8), (3, 1, 8)],
-    "best": [(3, 40)],
-    "falling": [(3, 40)],
-    "swiglu_oai": [(3, 7)] * 2,
-    "narrowed": [(3, 40)],
-    "widened": [(3, 7), (3, 1)],
-    "quantized": [(3, 2, 2, 32)],
-}
-
-
-@pytest.mark.parametrize("name", SHAPES if full() else ["turned", "best"])
-def test_functions_that_mlx_compiles_give_the_same(name: str) -> None:
-    """As on a GPU, and for any number of tokens; MLX runs the C++ compiler here."""
-    both = [Elementwise(fuse) for fuse in (False, True)]
-    plain, compiled = (getattr(e, name, None) or e.glu[name] for e in both)
-    rng = np.random.default_rng(0)
-    for n in (3, 5):
-        shapes = [(n, *s[1:]) if s else s for s in SHAPES[name]]
-        x = [mx.array(rng.standard_normal(s).astype(np.float32) * 5) for s in shapes]
-        try:
-            found = compiled(*x)
-            mx.eval(found)
-        except RuntimeError as e:
-            pytest.skip(f"MLX cannot compile here: {e}")
-        for a, b in zip(_tuple(found), _tuple(plain(*x)), strict=True):
-            assert a.dtype == b.dtype
-            np.testing.assert_allclose(np.array(a), np.array(b), rtol=1e-5, atol=1e-6)
-
-
-def _tuple(x: object) -> tuple[mx.array, ...]:
-    return tuple(x) if isinstance(x, list | tuple) else (x,)

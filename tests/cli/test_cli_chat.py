@@ -182,6 +182,9 @@ def test_a_server_answers(cli: CLI, model: Path) -> None:
     [
         (["--url", "localhost:1", "--ctx", "64"], "--ctx says how a model is run here"),
         (["--url", "localhost:1", "--kv-disk", "off"], "--kv-disk says how a model is run here"),
+        (["smollm2-135m"], "is a model, not a question: edgerun chat -m smollm2-135m QUESTION"),
+        (["--url", "localhost:1", "--exact"], "--exact says how a model is run here"),
+        (["--url", "localhost:1", "--gpu-layers", "3"], "--gpu-layers says how a model is run"),
         (["--url", "ftp://x"], "'ftp://x' is not an address"),
         (["--url", "localhost:1"], "localhost:1 cannot be reached"),
         (["--api-key", "x"], "--api-key is for a server: give its address with --url"),

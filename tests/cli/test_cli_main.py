@@ -42,7 +42,11 @@ def test_each_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(SystemExit) as e:
         edgerun.cli.main([name, "--help"])
     assert e.value.code == 0
-    assert f"edgerun {name}" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"usage: edgerun {name}" in shown
+    assert "\nexample" in shown
+    assert f"\n  edgerun {name}" in shown
+    assert max(map(len, shown.splitlines())) <= 100
 
 
 _LEAVE = """
@@ -86,12 +90,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"edgerun {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [["nonsense"], ["pull"], ["list", "--nonsense"]])
+@pytest.mark.parametrize("argv", [["nonsense"], ["pull"], ["list", "--x\x1b[2J\n"]])
 def test_usage_errors(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as e:
         edgerun.cli.main(argv)
     assert e.value.code == 2
-    assert "usage: edgerun" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("error: ")
+    assert err.endswith(" --help\n")
+    assert "\x1b" not in err
+    assert err.count("\n") == 1
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -101,6 +109,55 @@ def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.startswith("error: no model or file is called")
     assert err.count("\n") == 1
     assert "\x1b" not in err
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        (["rm", "x"], "x is not in the store; stored: "),
+        (["pull", "hf:a/b/c.gguf"], "Not a directory"),
+    ],
+)
+def test_a_home_that_is_a_file(
+    command: list[str], error: str, home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home.write_text("")
+    assert edgerun.cli.main(["list"]) == 0
+    assert "smollm2-135m" in capsys.readouterr().out
+    assert edgerun.cli.main(command) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert error in err.splitlines()[-1]
+    assert "Errno" not in err
+
+
+@pytest.mark.parametrize("command", [["list"], ["rm", "x"], ["serve"]])
+def test_a_home_of_somebody_elses(
+    command: list[str],
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def refused(self: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(self))
+
+    (home / "models").mkdir(parents=True)
+    monkeypatch.setattr(Path, "iterdir", refused)
+    assert edgerun.cli.main(command) == 1
+    assert capsys.readouterr().err == (
+        f"error: {home / 'models'} cannot be listed: Permission denied\n"
+    )
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no device that is always full")
+@pytest.mark.parametrize("command", [["list"], ["doctor", "--json"]])
+def test_output_that_cannot_be_written(command: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*EDGERUN, *command], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
 
 
 def test_other_exceptions_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

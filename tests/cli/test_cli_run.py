@@ -55,6 +55,17 @@ def test_an_argument(cli: CLI, model: Path) -> None:
     assert "decode 2 tokens, " in r.err
 
 
+def test_a_model_where_the_prompt_should_be(cli: CLI, model: Path) -> None:
+    """As other runtimes have it; it would be answered, by the default model."""
+    for words in (["smollm2-135m"], ["qwen3-4b", "Why is the sky blue?"]):
+        r = cli("run", *words)
+        error = one_line_error(r)
+        assert f"{words[0]} is a model, not a prompt: edgerun run -m {words[0]} PROMPT" in error
+    assert f"edgerun run -m '{model}' PROMPT" in one_line_error(cli("run", model, "Hello"))
+    asked = cli("run", "-m", model, *ARGS, "-q", "smollm2-135m")  # who names a model means it
+    assert asked.out == "Hello wörld!"
+
+
 def test_speculation_says_the_same(cli: CLI, endless: Path, tmp_path: Path) -> None:
     def run(*options: str | Path) -> tuple[int, str, str]:
         return cli("run", "-m", endless, *ARGS, "-q", "--raw", "-n", "40", *options, "go")

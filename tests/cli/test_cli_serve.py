@@ -171,6 +171,20 @@ def test_the_only_model_is_bad(folder: Path) -> None:
     assert "bad.gguf" in err
 
 
+def test_an_empty_folder_says_so(tmp_path: Path) -> None:
+    """Whoever puts models there later need not start it again."""
+    process = subprocess.Popen(
+        [*EDGERUN, "serve", "--port", "0", "-m", str(tmp_path)],
+        stdout=subprocess.PIPE, text=True, env=environment(),
+    )  # fmt: skip
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("no model yet, at http://127.0.0.1:")
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def test_open_to_others_is_said(folder: Path) -> None:
     with serving("-m", folder / "one.gguf", "--host", "0.0.0.0") as server:
         server.read_until("ready")

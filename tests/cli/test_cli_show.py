@@ -148,6 +148,16 @@ def test_all_files_of_a_split_model(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "file 2" in show(capsys, path)[1]
 
 
+def test_a_pipe_gets_whole_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / ("a" * 100) / "m.gguf"
+    path.parent.mkdir()
+    gb.random_model(path, extra={"llama.attention.layer_norm_rms_epsilon": 1e-5})
+    assert main(["show", str(path)]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["path", str(path)] in lines
+    assert ["attention.layer_norm_rms_epsilon", "1e-05"] in lines
+
+
 def test_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tmp_path / "bad\x1b.gguf"
     bad.write_bytes(b"<html>")

@@ -103,7 +103,7 @@ class FakeLLM:
 
 def answering(asked: Any, prompt_tokens: int = 7) -> Answering:
     llm: Any = FakeLLM()
-    return Answering("0f" * 16, 1_700_000_000, "tiny", asked, llm, prompt_tokens)
+    return Answering("0f" * 16, 1_700_000_000, "tiny", asked, llm, Usage(prompt_tokens))
 
 
 def completion(chunks: Iterable[Chunk], logprobs: bool = False) -> Completion:

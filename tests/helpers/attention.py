@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from edgerun.backends.base import (
     Batch,
     KVLayer,
     Ops,
+    Program,
     RawTensor,
     Tensor,
 )
@@ -61,11 +63,25 @@ class Rig:
         self._eye = backend.upload(_tensor("eye", np.eye(width, dtype=np.float32)), "matrix")
         layers = [KVLayer(spec.n_kv_heads, spec.head_dim, spec.window)]
         self.kv = backend.new_kv(layers, n_pages, kv_type)
-        self.program = backend.prepare(self._forward, self.kv, n_pages * PAGE_SIZE)
+        self.program = self._prepare(backend, spec)
+        self._backend = backend
 
-    def _forward(self, ops: Ops) -> Tensor:
-        q, k, v = (ops.embed(w) for w in (self._q, self._k, self._v))
-        return ops.logits(ops.outputs(ops.attention(q, k, v, 0, self.spec)), self._eye)
+    def _prepare(self, backend: Backend, spec: Attention) -> Program:
+        def forward(ops: Ops) -> Tensor:
+            q, k, v = (ops.embed(w) for w in (self._q, self._k, self._v))
+            return ops.logits(ops.outputs(ops.attention(q, k, v, 0, spec)), self._eye)
+
+        return backend.prepare(forward, self.kv, self.n_pages * PAGE_SIZE)
+
+    def remember(self, ids: Sequence[int]) -> list[int]:
+        """Pages with K and V of ``ids``, whose own attention sees nothing but themselves: a judge
+        of the tokens after them need not compute all theirs."""
+        whole, pages = self.program, []
+        self.program = self._prepare(self._backend, replace(self.spec, window=1))
+        for at in range(0, len(ids), PAGE_SIZE):
+            self.step([(pages, ids[at : at + PAGE_SIZE], at, 0)])
+        self.program = whole
+        return pages
 
     def step(self, rows: Sequence[tuple[list[int], Sequence[int], int, int]]) -> F32:
         """``(pages, ids, n_past, n_outputs)`` a row; the last ``n_outputs`` tokens' results."""

@@ -294,8 +294,10 @@ def test_prompts_longer_than_the_context(server: Endpoint) -> None:
     assert server.refused(PATH, ask(model="small", messages=more))["n_prompt_tokens"] > 64
     body = ask(model="small", max_tokens=4)
     done = server.post(PATH, body | {"messages": more, "context_shift": True})
-    alone = server.post(PATH, body | {"messages": more[-1:]})
+    alone = server.post(PATH, body | {"messages": more[-1:], "context_shift": True})
     assert done["usage"]["prompt_tokens"] == alone["usage"]["prompt_tokens"]
+    assert done["usage"]["messages_left_out"] == 2
+    assert "messages_left_out" not in alone["usage"]
 
 
 def test_a_failure_after_the_start_is_one_event(server: Endpoint) -> None:

@@ -172,6 +172,7 @@ def test_truncation(client: openai.OpenAI) -> None:
     done = client.responses.create(model="talk", input=long, truncation="auto")
     assert done.usage is not None
     assert 1500 < done.usage.input_tokens < 3500
+    assert done.usage.model_extra == {"messages_left_out": 2}
 
 
 def test_async(server: Endpoint) -> None:

@@ -162,7 +162,7 @@ def slowly(server: Endpoint, name: str, seconds: float, patch: pytest.MonkeyPatc
     class Late:
         def __init__(self, chunks: Any) -> None:
             self._chunks, self.close = chunks, chunks.close
-            self.prompt_tokens = chunks.prompt_tokens
+            self.known = chunks.known
 
         async def __aiter__(self) -> AsyncIterator[Chunk]:
             await asyncio.sleep(seconds)

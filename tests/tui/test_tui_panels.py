@@ -37,7 +37,7 @@ def test_sampling_takes_each_valid_value_at_once_and_refuses_others_by_name() ->
         await pilot.press("down", "shift+up")
         assert told[-1][0].top_k == 45
         await typed(app, pilot, "-7")
-        await until(pilot, lambda: "top_k must be between -1 and 2147483648, not -7" in shown(app))
+        await until(pilot, lambda: "top_k must be -1 or more, not -7" in shown(app))
         await pilot.press("ctrl+d")
         assert told[-1][0].top_k == 40
         await pilot.press(*["down"] * 6, "space")

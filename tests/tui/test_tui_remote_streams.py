@@ -20,7 +20,7 @@ def test_openai() -> None:
     usage = {
         "prompt_tokens": 9, "completion_tokens": 12,
         "prompt_tokens_details": {"cached_tokens": 4},
-        "completion_tokens_details": {"reasoning_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 2}, "messages_left_out": 6,
     }  # fmt: skip
     chunks = answered(
         delta(role="assistant", content="", refusal=None),
@@ -32,7 +32,7 @@ def test_openai() -> None:
     )
     assert text(chunks) == "Hi there"
     last = chunks[-1]
-    assert last.usage == Usage(9, 12, 4, 2)
+    assert last.usage == Usage(9, 12, 4, 2, left_out=6)
     assert last.finish_reason is FinishReason.STOP
     assert last.timings is not None
     assert 0.04 < last.timings.decode < 5

@@ -13,7 +13,7 @@ from edgerun.core import SamplingParams
 from edgerun.errors import RequestError
 from edgerun.tui.screens import knobs
 from edgerun.tui.screens.knobs import KNOBS
-from edgerun.tui.screens.lines import ago, clean, fit, mark, matches, rate, size
+from edgerun.tui.screens.lines import ago, clean, fit, mark, matches, rate, shared, size
 from edgerun.tui.settings import Remembered
 
 PLAIN = (SamplingParams(), ChatOptions())
@@ -47,6 +47,24 @@ def test_nothing_reaches_a_row_raw(raw: str) -> None:
     shown = clean(f"a{raw}b\nc")
     assert not set(shown) & set("\x1b\x9b\x07\x00\r\n\u202e")
     assert shown.endswith("c")
+
+
+@pytest.mark.parametrize(
+    ("room", "needs", "widths", "least", "sizes"),
+    [
+        (90, [24, 40], [-26, 0], 17, [24, 66]),  # all there is to say, and what is left
+        (34, [24, 40], [-26, 0], 17, [17, 17]),  # at 40 cells: half for what the keys do
+        (34, [24, 40], [-26, 0], 0, [24, 10]),
+        (34, [24, 12], [-26, 0], 17, [22, 12]),  # which needs no more
+        (18, [24, 40], [-26, 0], 17, [10, 8]),
+        (60, [1, 28, 30, 7, 8], [1, -30, 0, -7, -8], 0, [1, 28, 16, 7, 8]),
+        (20, [15, 8], [15, 0], 17, [15, 5]),  # fixed is fixed
+    ],
+)
+def test_columns_share_what_room_there_is(
+    room: int, needs: list[int], widths: list[int], least: int, sizes: list[int]
+) -> None:
+    assert shared(room, needs, widths, least) == sizes
 
 
 def test_searched_words_are_marked_where_they_stand() -> None:
@@ -89,7 +107,7 @@ def test_what_is_shown_is_read_back(knob: knobs.Knob) -> None:
         ("temperature", "5000", "between -1.0 and 1000.0"),
         ("top_k", "1.5", "must be a whole number"),
         ("top_p", "1.2", "between 0.0 and 1.0"),
-        ("max_tokens", "-1", "between 0 and"),
+        ("max_tokens", "-1", "must be 0 or more"),
         ("seed", "99999999999999999999999", "between"),
         ("context_shift", "maybe", "on or off"),
         ("reasoning_effort", "extreme", "none, minimal, low"),

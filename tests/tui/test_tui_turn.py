@@ -123,7 +123,8 @@ def test_stop_while_the_prompt_is_read(store: Store) -> None:
         reader = asyncio.create_task(shown(turn))
         await gate.reached.wait()
         assert turn.reading
-        assert turn.prompt_tokens == 1
+        assert turn.known is not None
+        assert turn.known.prompt_tokens == 1
         turn.stop()
         turn.stop()
         assert await reader == ""

@@ -201,10 +201,6 @@ class Tokenizer(ABC):
 
     # -- roles --------------------------------------------------------------------------------
 
-    def is_eog(self, token_id: int) -> bool:
-        """Whether the token ends a generation."""
-        return token_id in self.eog_ids
-
     def is_control(self, token_id: int) -> bool:
         """Whether the token is a control (or unknown) token: never text."""
         return self.vocab.types[self._check(token_id)] in _UNTEXT

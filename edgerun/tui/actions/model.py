@@ -155,7 +155,7 @@ class ModelActions(Base):
         last = path[-1] if path else None
         usage = last.usage if last is not None and last.role == "assistant" else None
         if usage is not None and usage.prompt_tokens:  # a server may not have come to say it
-            used = in_context(self.talk, usage.prompt_tokens, usage.completion_tokens)
+            used = in_context(self.talk, usage)
             self.used, self.estimate = used, False
             return
         self.used, self.estimate = None, True

@@ -76,7 +76,7 @@ class HelpScreen(ListPanel[None]):
 
     NAME = "Help"
     PLACEHOLDER = "what do you want to do?"
-    COLUMNS: ClassVar[Sequence[Column]] = (Column("keys", -26), Column("does"))
+    COLUMNS: ClassVar[Sequence[Column]] = (Column("keys", -26), Column("does", least=17))
 
     def __init__(self, sections: Sequence[Section]) -> None:
         super().__init__()

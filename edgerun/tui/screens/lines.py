@@ -10,7 +10,19 @@ from rich.cells import cell_len, chop_cells, set_cell_size
 
 from edgerun.tui.text import clean as safe
 
-__all__ = ["Span", "ago", "clean", "fit", "found", "mark", "matches", "rate", "size", "spans_width"]
+__all__ = [
+    "Span",
+    "ago",
+    "clean",
+    "fit",
+    "found",
+    "mark",
+    "matches",
+    "rate",
+    "shared",
+    "size",
+    "spans_width",
+]
 
 #: A piece of a line, and the name of the style it is drawn in; "" = as the row.
 Span = tuple[str, str]
@@ -56,6 +68,25 @@ def fit(spans: Sequence[Span], width: int, align: str = "left") -> list[Span]:
         out.append((text, style))
         left -= n
     return out
+
+
+def shared(room: int, needs: Sequence[int], widths: Sequence[int], least: int) -> list[int]:
+    """How ``room`` cells are shared by columns that need so many each; the ``widths`` of one are
+    fixed if positive, elastic if negative, and what is left for 0: ``least`` at least, if it needs
+    that, at the cost of the widest elastic one, which keeps ten cells."""
+    sizes = list(needs)
+    rest = room - sum(n for n, w in zip(needs, widths, strict=True) if w)
+    for i, width in enumerate(widths):
+        if width:
+            continue
+        widest = max((j for j, w in enumerate(widths) if w < 0), key=lambda j: sizes[j], default=-1)
+        short = min(needs[i], least) - rest
+        if widest >= 0 and short > 0:
+            given = min(short, max(sizes[widest] - 10, 0))
+            sizes[widest] -= given
+            rest += given
+        sizes[i] = max(4, rest)
+    return sizes
 
 
 def _tail(text: str, width: int) -> str:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from textual.binding import Binding, BindingType
 
-from edgerun.errors import EdgerunError
+from edgerun.errors import EdgerunError, why
 from edgerun.tui.partner import Choice
 from edgerun.tui.screens.dialogs import Confirm
 from edgerun.tui.screens.lines import Span, clean, found, mark, rate, size
@@ -85,7 +85,7 @@ class ModelScreen(ListPanel[str]):
         try:
             known = await self._ask()
         except (EdgerunError, OSError) as e:
-            self._state = clean(e, 400)
+            self._state = clean(why(e), 400)
         else:
             # What is here first: it is what one switches between; the rest is the catalogue.
             self._known = sorted(known, key=lambda c: not c.pulled)

@@ -17,7 +17,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from edgerun.tui import themes
-from edgerun.tui.screens.lines import Span, fit, spans_width
+from edgerun.tui.screens.lines import Span, fit, shared, spans_width
 
 __all__ = ["Column", "Row", "RowList"]
 
@@ -36,13 +36,15 @@ def _pale(text: Style, ground: Style) -> bool:
 class Column:
     """``width`` cells, or what the widest cell needs up to -``width``, or all the rest for 0.
 
-    ``drop``: the list's width below which the column is left out.
+    ``drop``: the list's width below which the column is left out. ``least``: of a column that gets
+    the rest, cells that it has rather than others.
     """
 
     name: str
     width: int = 0
     align: str = "left"
     drop: int = 0
+    least: int = 0
 
 
 @dataclass(frozen=True)
@@ -251,14 +253,21 @@ class RowList(ScrollView, can_focus=False):
         key = (width, self._version)
         if key not in self._widths:
             shown = [c for c in self.columns if width >= c.drop]
-            sizes = {c.name: self._needs(c) for c in shown}
-            shown = [c for c in shown if sizes[c.name] or not c.width]
-            rest = width - sum(sizes[c.name] for c in shown) - 2 * (len(shown) - 1)
-            self._widths[key] = [(c, max(4, rest) if not c.width else sizes[c.name]) for c in shown]
+            needs = {c.name: self._needs(c) for c in shown}
+            shown = [c for c in shown if needs[c.name] or not c.width]
+            room = width - 2 * (len(shown) - 1)
+            sizes = shared(
+                room,
+                [needs[c.name] for c in shown],
+                [c.width for c in shown],
+                max((c.least for c in shown), default=0),
+            )
+            self._widths[key] = list(zip(shown, sizes, strict=True))
         return self._widths[key]
 
     def _needs(self, column: Column) -> int:
-        if column.width >= 0:
+        if column.width > 0:
             return column.width
-        widest = max((spans_width(r.cells.get(column.name, ())) for r in self.rows), default=0)
-        return min(-column.width, widest)
+        cells = (r.cells.get(column.name, ()) for r in self.rows)
+        widest = max(map(spans_width, cells), default=0)
+        return min(-column.width, widest) if column.width else widest
