@@ -355,13 +355,14 @@ class Builder:
         nth = self.tilings(shape.n_tokens).index(self._tiling(spec, shape.n_tokens))
         layer = self._kv.layers[op.layer]
         out = self._address(step, op.out)
+        sinks = ptr(op.sinks.ptr if op.sinks else 0)
         _, softcap = cuda_attention.query_scale(spec.scale, spec.softcap)
         args = (
             self._address(step, op.q), ptr(self._kv.ptr), i64(self._kv.page_bytes),
             i64(layer.k), i64(layer.v), step.input(f"tiles{nth}"), step.input("row_start"),
             step.input("n_past"), step.input("pages"), i32(shape.n_pages), i32(shape.n_tokens),
             i32(spec.n_heads), i32(spec.n_kv_heads), i32(spec.head_dim), i32(spec.window),
-            f32(softcap), ptr(step.at.parts) if split else out,
+            f32(softcap), sinks, ptr(step.at.parts) if split else out,
         )  # fmt: skip
         grid = (shape.n_tiles[nth], spec.n_kv_heads, shape.n_splits if split else 1)
         name = cuda_attention.name(spec.head_dim, self._kv.kv_type, tile, split)
@@ -372,7 +373,7 @@ class Builder:
             merge = (
                 ptr(step.at.parts), step.input("row_of"), step.input("kvpos"),
                 step.input("n_past"), i32(shape.n_splits), i32(shape.n_tokens),
-                i32(spec.n_heads), i32(spec.head_dim), i32(spec.window), out,
+                i32(spec.n_heads), i32(spec.head_dim), i32(spec.window), sinks, out,
             )  # fmt: skip
             name = cuda_attention.merge_name(spec.head_dim)
             self._emit(step, name, per_head, (dims, 1, 1), merge)

@@ -178,6 +178,7 @@ class Attend:
     out: Ref
     layer: int
     spec: Attention
+    sinks: Vector | None = None
     gathered: bool = False
 
 
@@ -371,7 +372,8 @@ class _Lowering:
         op.q_norm = _norm(q_norm) if q_norm else None
         op.k_norm = _norm(k_norm) if k_norm else None
         self.ops.append(op)
-        self.ops.append(Attend(op.out, self._place(n), n.data["layer"], spec))
+        attend = Attend(op.out, self._place(n), n.data["layer"], spec, n.data["sinks"])
+        self.ops.append(attend)
 
 
 def _norm(n: Node) -> Norm:

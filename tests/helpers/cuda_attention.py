@@ -42,9 +42,11 @@ class CudaAttention:
         *,
         rope: Rope | None = None,
         norms: tuple[F32, F32] | None = None,
+        sinks: F32 | None = None,
         **build: Any,
     ) -> None:
         self.spec, self.kv_type, self._rope, self._norms = spec, kv_type, rope, norms
+        self.sinks = sinks
         part = shapes.kv_part_bytes(kv_type, spec.n_kv_heads, spec.head_dim)
         self.page_bytes, self.k_off, self.v_off = 2 * part + 96, 32, 64 + part
         self.pool = Guarded((n_pages, self.page_bytes), np.uint8, fill=0)
@@ -116,6 +118,7 @@ class CudaAttention:
             *(queries.array, *self._pool_args(), tiles, batch.row_start, batch.n_past),
             *(batch.pages, i32(batch.pages.shape[1]), i32(n), i32(s.n_heads), i32(s.n_kv_heads)),
             *(i32(s.head_dim), i32(s.window), f32(shapes.query_scale(s.scale, s.softcap)[1])),
+            self.sinks,
             left.array if parts else out.array,
         )
         if parts:
@@ -136,7 +139,8 @@ class CudaAttention:
             (batch.n_tokens, s.n_heads),
             shapes.padded_head(s.head_dim),
             *(left.array, _row_of(batch), places(batch), batch.n_past, i32(splits)),
-            *(i32(batch.n_tokens), i32(s.n_heads), i32(s.head_dim), i32(s.window), out.array),
+            *(i32(batch.n_tokens), i32(s.n_heads), i32(s.head_dim), i32(s.window)),
+            *(self.sinks, out.array),
         )
 
     def stored(self, page: int) -> tuple[F32, F32]:
