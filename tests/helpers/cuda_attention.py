@@ -18,17 +18,18 @@ i32, i64, f32 = np.int32, np.int64, np.float32
 
 
 class Heads:
-    """Q, K and V of a batch in one buffer, as one product with three weights leaves them."""
+    """Q, K and V of a batch, each behind others' columns in a row stride of its own."""
 
     def __init__(self, q: F32, k: F32, v: F32) -> None:
-        self.ld = q.shape[1] + 2 * k.shape[1] + 5  # a row stride of its own
-        self.data = np.full((len(q), self.ld), np.nan, np.float32)
-        at = 0
-        self.offsets = []
-        for x in (q, k, v):
-            self.data[:, at : at + x.shape[1]] = x
-            self.offsets.append(self.data.ctypes.data + 4 * at)
-            at += x.shape[1]
+        self._kept: list[F32] = []
+        self.offsets: list[int] = []
+        self.lds: list[int] = []
+        for i, x in enumerate((q, k, v)):
+            data = np.full((len(x), x.shape[1] + 5 + 2 * i), np.nan, np.float32)
+            data[:, 2 * i : 2 * i + x.shape[1]] = x
+            self._kept.append(data)
+            self.offsets.append(data.ctypes.data + 8 * i)
+            self.lds.append(data.shape[1])
 
 
 class CudaAttention:
@@ -80,7 +81,8 @@ class CudaAttention:
             (batch.n_tokens, s.n_heads + s.n_kv_heads),
             dp,
             *(np.uint64(o) for o in heads.offsets),
-            *(i32(heads.ld), turns, norm_q, norm_k, f32(1e-5), f32(1e-6)),
+            *(i32(ld) for ld in heads.lds),
+            *(turns, norm_q, norm_k, f32(1e-5), f32(1e-6)),
             f32(shapes.query_scale(s.scale, s.softcap)[0]),
             queries.array,
             *self._pool_args(),

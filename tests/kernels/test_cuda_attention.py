@@ -280,7 +280,7 @@ BUGS = {
     ),
     "the merge leaves out a split": ("attention.cu", "int i = first;", "int i = first + 1;"),
     "a sink is a score of another base": ("attention.cu", "*sink * LOG2_E", "*sink"),
-    "a sink weighs as if maxima were not shifted": ("attention.cu", "SHIFTED_ONE, now)", "1.0f, now)"),
+    "a sink knows no shifted maxima": ("attention.cu", "SHIFTED_ONE, now)", "1.0f, now)"),
     "a sink leaves the sums": ("attention.cu", "return before * recip", "return recip"),
     "the merge knows no sinks": ("attention.cu", "sinks ? sinks + head : nullptr", "nullptr"),
     "queries are scaled after they are halves": (
@@ -313,9 +313,7 @@ def test_planted_bugs_are_found(bug: str, rng: np.random.Generator) -> None:
     sound = CudaAttention(spec, "f16", s.n_pages, norms=norms, sinks=sinks)
     wanted = [step(sound, s, r, (1, 1), True) for r in rows]
     sources = {file: source.replace(old, new)}
-    broken = CudaAttention(
-        spec, "f16", s.n_pages, norms=norms, sinks=sinks, sources=sources
-    )
+    broken = CudaAttention(spec, "f16", s.n_pages, norms=norms, sinks=sinks, sources=sources)
     assert any(_differs(broken, order, s, rows, wanted) for order in ORDERS)
 
 
