@@ -23,10 +23,12 @@ _QUANTIZED = (
     "qmm<{0},{0},1>",
     "qmm<{0},{0},2>",
     "qgemm<{0},{0},4>",
+    "qmm_experts<{0},2>",
+    "qgemm_experts<{0},4>",
     "repack<{0}>",
     "unpack_rows<{0}>",
 )
-_FLOAT = ("fmm<{0}>", "repack_float<{0}>", "unpack_float_rows<{0}>")
+_FLOAT = ("fmm<{0}>", "fmm_experts<{0}>", "repack_float<{0}>", "unpack_float_rows<{0}>")
 
 
 def unit(t: int) -> tuple[str, tuple[str, ...]]:
