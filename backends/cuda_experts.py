@@ -25,6 +25,8 @@ WORD, TILE = 32, 8
 #: Most tokens of a step whose products read each tile of weights once, and most tokens an expert
 #: has on average where such a product is still the quicker one.
 _FEW_TOKENS, _FEW_COLUMNS = 16, 8
+#: A type whose kernel for two column tiles would not fit its registers: Q5_1.
+_SINGLE = {7}
 #: Tokens an expert has on average from which on blocks take 64 of them.
 _MANY_COLUMNS = 48
 
@@ -83,7 +85,8 @@ def product(ggml_type: int, tiles: int, k: int, n: int, experts: Choice) -> Prod
         block = (32, warps, shared)
         name = f"fmm_experts<{ggml_type}>"
     elif n <= _FEW_TOKENS or average <= _FEW_COLUMNS:
-        wide, file, rows = (1 if n <= TILE else 2), "qmm", shared
+        wide = 1 if n <= TILE or ggml_type in _SINGLE else 2
+        file, rows = "qmm", shared
         block = (32, warps, shared)
         name = f"qmm_experts<{ggml_type},{wide}>"
     else:
