@@ -18,11 +18,10 @@ from edgerun.backends import cuda_weights as cw
 
 _BARRIER = "if (thread < 32) place_experts(p, word, thread, first);\n  __syncthreads();"
 _ROOM = "has[e] = 0;\n  __syncthreads();"
-_MASKS = "[e] = has[e];\n  if (gridDim.x > 1) return;\n  __syncthreads();"
 
 #: Name, what stands in experts.cu, the fault.
 CHOICES = (
-    ("the last of equals", "b.id < a.id", "b.id > a.id"),
+    ("the last of equals", "b.id < a.id", "b.id != NOBODY && (a.id == NOBODY || b.id > a.id)"),
     ("NaN is chosen first", "r[e] : -INFINITY_F", "r[e] : INFINITY_F"),
     ("an expert twice", "taken |= 1u <<", "taken |= 0u <<"),
     ("NaN that was not chosen", "total != total", "false"),
@@ -36,7 +35,6 @@ CHOICES = (
     ("columns left as they were", "int c = at * 8 + count;", "int c = at * 8 + count + 1;"),
     ("no barrier before columns", _BARRIER, _BARRIER[: _BARRIER.index(";") + 1]),
     ("no barrier before masks", _ROOM, "has[e] = 0;"),
-    ("no barrier behind masks", _MASKS, _MASKS.removesuffix("  __syncthreads();")),
 )
 #: Of products: name, file, what stands there, the fault, tokens that ask for the kernel.
 PRODUCTS = (

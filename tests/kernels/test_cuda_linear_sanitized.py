@@ -58,8 +58,9 @@ for t in {types!r}:
 if not {fault!r}:
     m = simt.build(FILE, sanitizer={san!r})
     for n in (20, 40):
-        logits = rng.standard_normal((n, 9), dtype=np.float32)
-        found, share = route(m, logits, Experts(9, 3, 32), (1, 4), np.arange(n, dtype=np.int32) - 2)
+        logits = rng.standard_normal((n, 40), dtype=np.float32)
+        where = np.arange(n, dtype=np.int32) - 2
+        found, share = route(m, logits, Experts(40, 3, 32), (1, 4), where)
         parts = np.ones((len(found.token), 8), np.float32)
         total(m, parts, found.column, share, np.ones((n, 8), np.float32))
 """
