@@ -98,7 +98,7 @@ def route(
     wide[:, : spec.n_experts] = logits
 
     def room(*shape: int, dtype: Any = np.int32) -> simt.Guarded:
-        return simt.Guarded(shape, dtype)
+        return simt.Guarded(shape, dtype, fill=0x5A)  # no number that a kernel might write
 
     expert, column = room(n, k), room(n, k)
     share = room(n, k, dtype=np.float32)
