@@ -68,7 +68,9 @@ class Product(NamedTuple):
     tiles: int
 
 
-def product(ggml_type: int, tiles: int, k: int, n: int, experts: Choice) -> Product:
+def product(
+    ggml_type: int, tiles: int, k: int, n: int, experts: Choice, most: int = 8
+) -> Product:  # fmt: skip
     """The product of ``n`` tokens' columns with experts of ``tiles`` row tiles each. Arguments,
     int32 but for the addresses:
 
@@ -76,6 +78,7 @@ def product(ggml_type: int, tiles: int, k: int, n: int, experts: Choice) -> Prod
     - floats: ``w, x, items, bias, bias_up, y, tiles, k, ldx, rows, ld, epilogue``
 
     Biases (``rows`` floats an expert) may be null; ``bias_up`` is the second of a gated unit.
+    ``most``: column tiles that an item may have, as another product does with the same items.
     Whichever kernel it is, the bits are the same.
     """
     warps, shared = cuda_weights.split(k)
@@ -85,13 +88,14 @@ def product(ggml_type: int, tiles: int, k: int, n: int, experts: Choice) -> Prod
         block = (32, warps, shared)
         name = f"fmm_experts<{ggml_type}>"
     elif n <= _FEW_TOKENS or average <= _FEW_COLUMNS:
-        wide = 1 if n <= TILE or ggml_type in _SINGLE else 2
+        wide = min(most, 1 if n <= TILE or ggml_type in _SINGLE else 2)
         file, rows = "qmm", shared
         block = (32, warps, shared)
         name = f"qmm_experts<{ggml_type},{wide}>"
     else:
         narrow = average < _MANY_COLUMNS or ggml_type in cuda_weights.NARROW_TYPES
-        wide, file, rows = (4 if narrow else 8), "qgemm", cuda_weights.GEMM_WARPS
+        wide = min(most, 4 if narrow else 8)
+        file, rows = "qgemm", cuda_weights.GEMM_WARPS
         block = (32, cuda_weights.GEMM_WARPS, 1)
         name = f"qgemm_experts<{ggml_type},{wide}>"
     grid = (-(-tiles // rows), most_items(n, experts, TILE * wide))

@@ -41,11 +41,14 @@ class _Layer:
         self.address, self.stride = address, stride
         self._offsets = cuda_experts.ChoiceBlock(n, self.experts).offsets
         w = op.weights
-        self._paired = w.gate.twin is w.up
-        rows = cuda_weights.n_tiles(op.spec.n_ff, self._paired)
-        self._up = cuda_experts.product(w.gate.type, rows, w.gate.n_in, n, self.experts)
-        rows = cuda_weights.n_tiles(w.down.n_out)
-        self._down = cuda_experts.product(w.down.type, rows, w.down.n_in, n, self.experts)
+        # Gate and up work on the same items.
+        most = min(self._kernel(m).tiles for m in (w.gate, w.up))
+        self._gate, self._up = (self._kernel(m, most) for m in (w.gate, w.up))
+        self._down = self._kernel(w.down)
+
+    def _kernel(self, w: Matrix, most: int = 8) -> cuda_experts.Product:
+        tiles = cuda_weights.n_tiles(w.n_out, w.twin is not None)
+        return cuda_experts.product(w.type, tiles, w.n_in, self.n, self.experts, most)
 
     def choice(self, name: str) -> np.uint64:
         return ptr(int(self.address(self.op.choice)) + self._offsets[name])
@@ -56,11 +59,11 @@ class _Layer:
         names = ("column", "token", "live", "items0", "items1")
         items = [
             cuda_experts.most_items(n, self.experts, cuda_experts.TILE * p.tiles)
-            for p in (self._up, self._down)
+            for p in (self._gate, self._down)
         ]
         counts = (
             *(self.choice(x) for x in names), i32(n), i32(spec.n_experts), i32(spec.n_used),
-            i32(self.columns), i32(self._up.tiles), i32(items[0]), i32(self._down.tiles),
+            i32(self.columns), i32(self._gate.tiles), i32(items[0]), i32(self._down.tiles),
             i32(items[1]),
         )  # fmt: skip
         of_all = spec.gating == "softmax"
@@ -88,16 +91,12 @@ class _Layer:
     def products(self, x: Ref) -> Iterator[Planned]:
         """Gate and up, from their input to their units."""
         w, op = self.op.weights, self.op
-        if self._paired:
+        if op.ups is None:
             biases = (w.gate_bias, w.up_bias)
-            yield self._product("items0", w.gate, biases, x, op.units, self._up, op.spec.act)
+            yield self._product("items0", w.gate, biases, x, op.units, self._gate, op.spec.act)
             return
-        assert op.ups is not None
-        yield self._product("items0", w.gate, (w.gate_bias, None), x, op.units, self._up)
-        rows = cuda_weights.n_tiles(w.up.n_out)
-        up = cuda_experts.product(w.up.type, rows, w.up.n_in, self.n, self.experts)
-        assert up.tiles == self._up.tiles
-        yield self._product("items0", w.up, (w.up_bias, None), x, op.ups, up)
+        yield self._product("items0", w.gate, (w.gate_bias, None), x, op.units, self._gate)
+        yield self._product("items0", w.up, (w.up_bias, None), x, op.ups, self._up)
         n = self.columns * op.spec.n_ff
         units = self.address(op.units)
         args = (units, self.address(op.ups), units, i64(n), i32(EPILOGUES[op.spec.act]))
@@ -111,7 +110,7 @@ class _Layer:
         self, items: str, w: Matrix, biases: tuple[Vector | None, Vector | None], x: Ref, out: Ref,
         product: cuda_experts.Product, epilogue: str = "store",
     ) -> Planned:  # fmt: skip
-        tiles = cuda_weights.n_tiles(w.n_out, epilogue != "store")
+        tiles = cuda_weights.n_tiles(w.n_out, w.twin is not None)
         front = (
             ptr(w.ptr), self.address(x), self.choice(items),
             *(ptr(b.ptr if b else 0) for b in biases), self.address(out), i32(tiles),

@@ -132,6 +132,8 @@ def test_the_kernel_follows_the_tokens_of_an_expert(
     narrow = ce.product(int(T.Q4_1), 96, 2048, n, Choice(used, of)).shape.name
     assert not narrow.endswith(",8>")
     assert ce.product(int(T.Q5_1), 96, 2048, 16, Choice(used, of)).tiles == 1
+    both = [ce.product(t, 96, 2048, n, Choice(used, of), 4) for t in (3, 12)]
+    assert both[0].tiles == both[1].tiles
     assert ce.product(int(T.F16), 96, 2048, n, Choice(used, of)).tiles == 1
 
 
