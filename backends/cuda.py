@@ -7,20 +7,22 @@ any number of tokens.
 
 from __future__ import annotations
 
+import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.backends import base, cuda_attention, cuda_kernels, cuda_weights
+from edgerun.backends import base, cuda_attention, cuda_experts, cuda_kernels, cuda_weights
 from edgerun.backends.cuda_device import Arena, Device
 from edgerun.backends.cuda_driver import open_device
 from edgerun.backends.cuda_kv import CudaKVPool
 from edgerun.backends.cuda_launch import repack
+from edgerun.backends.cuda_lowered import TILE, Attend, Embed, Lowered, Matrix, Mixture, Vector
 from edgerun.backends.cuda_program import CudaProgram
-from edgerun.backends.cuda_recorder import TILE, Attend, Embed, Matrix, Vector, lower
+from edgerun.backends.cuda_recorder import lower
 from edgerun.backends.recorder import Recorder
 from edgerun.errors import BackendError, UnsupportedModelError
 from edgerun.gguf import GGMLType, dequantize
@@ -46,6 +48,7 @@ class CudaBackend(base.Backend):
     kv_types = ("f16", "q8_0", "q4r")
     batch_invariant = True
     partial = True
+    features: frozenset[base.Feature] = frozenset(("moe", "sinks"))
 
     def __init__(self, device: Device | None = None) -> None:
         self.device = device or open_device()
@@ -77,7 +80,7 @@ class CudaBackend(base.Backend):
         packs = _packs([(k, t, role) for k, (t, role) in fresh.items() if role != "vector"])
         vectors = {k: t for k, (t, role) in fresh.items() if role == "vector"}
         total = sum(p.nbytes for p in packs)
-        room = Arena(self.device, [total, *(4 * v.shape[0] for v in vectors.values())])
+        room = Arena(self.device, [total, *(4 * math.prod(v.shape) for v in vectors.values())])
         handles: dict[str, Matrix | Vector] = {}
         try:
             at = room.addresses[0]
@@ -107,8 +110,7 @@ class CudaBackend(base.Backend):
         staging = self.device.alloc(max(p.slice_rows * p.row_bytes * len(p.tensors) for p in packs))
         try:
             for p in sorted(packs, key=lambda p: p.tensors[0].data.ctypes.data):
-                for start in range(0, p.n_out, p.slice_rows):
-                    stop = min(start + p.slice_rows, p.n_out)
+                for start, stop in p.slices():
                     addresses = [staging + i * p.slice_rows * p.row_bytes for i in (0, 1)]
                     for tensor, address in zip(p.tensors, addresses, strict=False):
                         self.device.upload(address, p.rows(tensor, start, stop))
@@ -135,12 +137,13 @@ class CudaBackend(base.Backend):
         """See the base class.
 
         Raises:
-            UnsupportedModelError: heads are longer than attention's kernels take.
+            UnsupportedModelError: heads are longer, or experts more, than the kernels take.
         """
         assert isinstance(kv, CudaKVPool)
         recorder = Recorder()
         forward(recorder)
         lowered = lower(recorder)
+        _check_experts(lowered)
         longest = max((x.spec.head_dim for x in lowered.ops if isinstance(x, Attend)), default=0)
         if longest > cuda_attention.MAX_HEAD_DIM:
             raise UnsupportedModelError(
@@ -155,6 +158,18 @@ class CudaBackend(base.Backend):
         self._close()
 
 
+def _check_experts(lowered: Lowered) -> None:
+    for op in lowered.ops:
+        if not isinstance(op, Mixture):
+            continue
+        spec, most = op.spec, (cuda_experts.MOST_USED, cuda_experts.MOST_EXPERTS)
+        if spec.n_used > most[0] or spec.n_experts > most[1]:
+            raise UnsupportedModelError(
+                f"{spec.n_used} of {spec.n_experts} experts: the cuda backend takes up to "
+                f"{most[0]} of {most[1]}; use --backend cpu"
+            )
+
+
 class _Pack:
     """A matrix, or a gate with its twin, on its way to the device."""
 
@@ -162,7 +177,8 @@ class _Pack:
         self.tensors = list(tensors)
         self._keys = keys
         first = tensors[0]
-        self.n_out, self.n_in = first.shape
+        self.n_out, self.n_in = first.shape[-2:]
+        self.n_experts = math.prod(first.shape[:-2])
         native = first.type in cuda_weights.LINEAR_TYPES
         self.type = first.type if native else _F32  # what has no kernel is widened
         paired = len(tensors) == 2
@@ -171,27 +187,37 @@ class _Pack:
             self._tile_bytes = cuda_weights.tile_bytes(self.type, self.n_in)
         except ValueError as e:
             raise UnsupportedModelError(f"tensor {first.key}: {e}") from None
-        self.nbytes = cuda_weights.packed_bytes(self.type, self.n_out, self.n_in, paired)
+        self._each = cuda_weights.packed_bytes(self.type, self.n_out, self.n_in, paired)
+        self.nbytes = self.n_experts * self._each
         self.row_bytes = first.data.shape[-1] if native else 4 * self.n_in
         #: Rows that come over at once, whole tiles.
         self.slice_rows = max(1, _SLICE // (self.row_bytes * TILE)) * TILE
-        self.slice_rows = min(self.slice_rows, -(-self.n_out // TILE) * TILE)
+        # Experts that fill their last tile are as one matrix.
+        whole = self.n_out % self._tile_rows == 0
+        self._run = self.n_out * self.n_experts if whole else self.n_out
+        self.slice_rows = min(self.slice_rows, -(-self._run // TILE) * TILE)
         self._ptr = 0
 
     def place(self, ptr: int) -> dict[str, Matrix]:
         """Handles by key, for tiles that will lie at ``ptr``."""
         self._ptr = ptr
         takes = cuda_weights.takes(self.type)
-        found = [
-            Matrix(ptr, self.n_out, self.n_in, self.type, self.nbytes, takes) for _ in self._keys
-        ]
+        size = (ptr, self.n_out, self.n_in, self.type, self.nbytes, takes)
+        found = [Matrix(*size, n_experts=self.n_experts) for _ in self._keys]
         if len(found) == 2:
             found[0].twin, found[1].twin = found[1], found[0]
         return dict(zip(self._keys, found, strict=True))
 
+    def slices(self) -> Iterator[tuple[int, int]]:
+        """Rows of the file to bring over at once, within an expert that ends in half a tile."""
+        for run in range(0, self.n_out * self.n_experts, self._run):
+            for start in range(run, run + self._run, self.slice_rows):
+                yield start, min(start + self.slice_rows, run + self._run)
+
     def address(self, row: int) -> int:
-        """Where the tile that begins with ``row`` goes."""
-        return self._ptr + row // self._tile_rows * self._tile_bytes
+        """Where the tile that begins with ``row`` of the file goes."""
+        expert, row = divmod(row, self.n_out)
+        return self._ptr + expert * self._each + row // self._tile_rows * self._tile_bytes
 
     def rows(self, tensor: base.RawTensor, start: int, stop: int) -> npt.NDArray[Any]:
         data = tensor.data[start:stop]

@@ -18,9 +18,14 @@ import numpy.typing as npt
 
 from edgerun.backends.base import Memory
 
-__all__ = ["ALIGN", "Arena", "Device", "Graph", "Launch", "Mark", "aligned"]
+__all__ = [
+    "ALIGN", "Arena", "Args", "Bytes", "Device", "Dims", "Graph", "Launch", "Mark", "aligned",
+    "ptr",
+]  # fmt: skip
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
+Args: TypeAlias = tuple[np.generic, ...]
+Dims: TypeAlias = tuple[int, int, int]
 #: Addresses that kernels read with vector loads.
 ALIGN = 256
 
@@ -31,10 +36,16 @@ class Launch:
 
     name: str
     kernel: Any
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    args: tuple[np.generic, ...]
+    grid: Dims
+    block: Dims
+    args: Args
     smem: int = 0
+
+
+def ptr(address: int) -> np.uint64:
+    """An address as an argument."""
+    value: np.uint64 = np.uint64(address)
+    return value
 
 
 class Graph(abc.ABC):

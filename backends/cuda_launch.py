@@ -8,15 +8,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from edgerun.backends import cuda_attention, cuda_kernels, cuda_weights
+from edgerun.backends import cuda_attention, cuda_experts, cuda_kernels, cuda_weights
 from edgerun.backends.base import Attention
-from edgerun.backends.cuda_device import Device, Launch
+from edgerun.backends.cuda_device import Args, Device, Dims, Launch, ptr
 from edgerun.backends.cuda_kv import CudaKVPool
-from edgerun.backends.cuda_recorder import (
+from edgerun.backends.cuda_launch_experts import EPILOGUES, mixture
+from edgerun.backends.cuda_lowered import (
     TILE,
     Attend,
     Buffer,
@@ -26,6 +28,7 @@ from edgerun.backends.cuda_recorder import (
     Lowered,
     Matmul,
     Matrix,
+    Mixture,
     Norm,
     Op,
     Prologue,
@@ -37,26 +40,19 @@ from edgerun.errors import BackendError
 
 __all__ = ["Addresses", "Builder", "row_bytes", "runs"]
 
-_EPILOGUE = {"store": 0, "add": 0, "silu": 1, "gelu": 2}
-_ACT = {"silu": 1, "gelu": 2}
-_PAIRED = ("silu", "gelu")
+_PAIRED = ("silu", "gelu", "swiglu_oai")
 #: Most bytes that splits of attention may leave for the merge; beyond, rows are not split.
 _MOST_PARTS = 256 << 20
-
-Args: TypeAlias = tuple[np.generic, ...]
-Dims: TypeAlias = tuple[int, int, int]
 
 i32, i64, f32 = np.int32, np.int64, np.float32
 
 
-def ptr(address: int) -> np.uint64:
-    """An address as an argument."""
-    value: np.uint64 = np.uint64(address)
-    return value
-
-
 def row_bytes(buffer: Buffer, n_tokens: int) -> int:
     """Bytes of a buffer for ``n_tokens`` rows."""
+    if buffer.experts is not None:
+        if not buffer.width:
+            return cuda_experts.ChoiceBlock(n_tokens, buffer.experts).nbytes
+        n_tokens = cuda_experts.n_columns(n_tokens, buffer.experts)
     if buffer.acts:
         return cuda_weights.act_bytes(buffer.width, n_tokens)
     return 4 * buffer.width * n_tokens
@@ -200,6 +196,8 @@ class Builder:
             self._write_kv(step, op)
         elif isinstance(op, Attend):
             self._attend(step, op)
+        elif isinstance(op, Mixture):
+            self._mixture(step, op)
         else:
             assert isinstance(op, Given)  # what lies there already
 
@@ -293,7 +291,7 @@ class Builder:
             ptr(bias + 4 * start * TILE if bias else 0), self._address(step, op.residual),
             self._address(step, Ref(op.out.buffer, at)),
         )  # fmt: skip
-        epilogue = i32(_EPILOGUE[op.epilogue])
+        epilogue = i32(EPILOGUES[op.epilogue])
         x, out_ld = self._address(step, op.x), self._stride(op.out)
         shape = cuda_weights.matmul(a.type, (b or a).type, tiles_a, tiles_b, k, n)
         args: Args
@@ -309,8 +307,15 @@ class Builder:
     def _glu(self, step: _Step, op: Glu) -> None:
         n = self._count(step, op) * op.width
         args = (self._address(step, op.gate), self._address(step, op.up),
-                self._address(step, op.out), i64(n), i32(_ACT[op.act]))  # fmt: skip
+                self._address(step, op.out), i64(n), i32(EPILOGUES[op.act]))  # fmt: skip
         self._emit(step, "glu", (min(-(-n // 256), 4096), 1, 1), (256, 1, 1), args)
+
+    def _mixture(self, step: _Step, op: Mixture) -> None:
+        # Outputs that are padding stand for the first one: they have no experts that it has not.
+        kvpos = ptr(0) if op.gathered else step.input("kvpos")
+        address = partial(self._address, step)
+        for x in mixture(op, self._count(step, op), kvpos, address, self._stride):
+            self._emit(step, *x)
 
     def _finish(self, step: _Step, want_best: bool) -> None:
         """The soft-cap of logits and their largest."""
@@ -336,9 +341,10 @@ class Builder:
         scale, _ = cuda_attention.query_scale(spec.scale, spec.softcap)
         args = (
             self._address(step, op.q), self._address(step, op.k), self._address(step, op.v),
-            self._stride(op.q), turns, q_norm, k_norm, eps_q, eps_k, f32(scale),
-            self._address(step, op.out), ptr(self._kv.ptr), i64(self._kv.page_bytes),
-            i64(layer.k), i64(layer.v), step.input("pages"), i32(step.shape.n_pages),
+            self._stride(op.q), self._stride(op.k), self._stride(op.v), turns, q_norm, k_norm,
+            eps_q, eps_k, f32(scale), self._address(step, op.out), ptr(self._kv.ptr),
+            i64(self._kv.page_bytes), i64(layer.k), i64(layer.v), step.input("pages"),
+            i32(step.shape.n_pages),
             step.input("row_of"), step.input("kvpos"), i32(spec.n_heads), i32(spec.n_kv_heads),
             i32(spec.head_dim), i32(rope.n_rot if rope else 0),
             i32(rope.interleaved if rope else 0),
@@ -355,13 +361,14 @@ class Builder:
         nth = self.tilings(shape.n_tokens).index(self._tiling(spec, shape.n_tokens))
         layer = self._kv.layers[op.layer]
         out = self._address(step, op.out)
+        sinks = ptr(op.sinks.ptr if op.sinks else 0)
         _, softcap = cuda_attention.query_scale(spec.scale, spec.softcap)
         args = (
             self._address(step, op.q), ptr(self._kv.ptr), i64(self._kv.page_bytes),
             i64(layer.k), i64(layer.v), step.input(f"tiles{nth}"), step.input("row_start"),
             step.input("n_past"), step.input("pages"), i32(shape.n_pages), i32(shape.n_tokens),
             i32(spec.n_heads), i32(spec.n_kv_heads), i32(spec.head_dim), i32(spec.window),
-            f32(softcap), ptr(step.at.parts) if split else out,
+            f32(softcap), sinks, ptr(step.at.parts) if split else out,
         )  # fmt: skip
         grid = (shape.n_tiles[nth], spec.n_kv_heads, shape.n_splits if split else 1)
         name = cuda_attention.name(spec.head_dim, self._kv.kv_type, tile, split)
@@ -372,7 +379,7 @@ class Builder:
             merge = (
                 ptr(step.at.parts), step.input("row_of"), step.input("kvpos"),
                 step.input("n_past"), i32(shape.n_splits), i32(shape.n_tokens),
-                i32(spec.n_heads), i32(spec.head_dim), i32(spec.window), out,
+                i32(spec.n_heads), i32(spec.head_dim), i32(spec.window), sinks, out,
             )  # fmt: skip
             name = cuda_attention.merge_name(spec.head_dim)
             self._emit(step, name, per_head, (dims, 1, 1), merge)

@@ -13,9 +13,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
-from typing import Literal, NamedTuple
 
-from edgerun.backends.base import Attention, Rope
+from edgerun.backends.base import Attention, Experts, ExpertWeights, Rope
+from edgerun.backends.cuda_lowered import (
+    TILE,
+    Attend,
+    Buffer,
+    Choice,
+    Embed,
+    Given,
+    Glu,
+    Lowered,
+    Matmul,
+    Matrix,
+    Mixture,
+    Norm,
+    Op,
+    Prologue,
+    Ref,
+    Takes,
+    Vector,
+    WriteKV,
+)
 from edgerun.backends.recorder import (
     Node,
     Recorder,
@@ -23,177 +42,14 @@ from edgerun.backends.recorder import (
     glu_linear,
     head,
     residual_linear,
+    sole,
 )
+from edgerun.errors import UnsupportedModelError
 
 __all__ = [
-    "TILE", "Attend", "Buffer", "Embed", "Given", "Glu", "Lowered", "Matmul", "Matrix", "Norm",
-    "Op", "Prologue", "Ref", "Vector", "WriteKV", "lower",
+    "TILE", "Attend", "Buffer", "Embed", "Given", "Glu", "Lowered", "Matmul", "Matrix", "Mixture",
+    "Norm", "Op", "Prologue", "Ref", "Vector", "WriteKV", "lower",
 ]  # fmt: skip
-
-Takes = Literal["acts", "f32"]
-Epilogue = Literal["store", "add", "silu", "gelu"]
-#: Rows of a tile of a matrix: results of matrices that share a buffer begin at multiples of it.
-TILE = 16
-
-
-@dataclass(eq=False)
-class Matrix:
-    """A matrix on the device: ``ptr`` is the address of its tiles, one behind another.
-
-    Attributes:
-        n_out, n_in: rows and columns.
-        type: ggml type id of what lies there.
-        nbytes: of its tiles.
-        takes: what a product with it reads.
-        twin: the other one of a gate and the projection beside it, which share their tiles: 8 rows
-            of each.
-    """
-
-    ptr: int
-    n_out: int
-    n_in: int
-    type: int
-    nbytes: int
-    takes: Takes = "acts"
-    twin: Matrix | None = None
-
-
-@dataclass(eq=False)
-class Vector:
-    """A float32 vector on the device."""
-
-    ptr: int
-    size: int
-
-
-@dataclass(frozen=True)
-class Buffer:
-    """Room for one row a token, or a batch's output if ``gathered``: ``width`` floats, or as many
-    quantized activations (``acts``)."""
-
-    width: int
-    gathered: bool
-    acts: bool = False
-
-
-class Ref(NamedTuple):
-    """Where a value lies: from column ``at`` of a buffer on, in rows of the buffer's width."""
-
-    buffer: int
-    at: int = 0
-
-
-NOWHERE = Ref(-1)
-
-
-@dataclass(frozen=True)
-class Norm:
-    """An RMS norm over groups of ``weight.size`` values."""
-
-    weight: Vector
-    eps: float
-
-
-@dataclass
-class Embed:
-    weight: Matrix
-    scale: float
-    out: Ref
-    gathered: bool = False
-
-
-@dataclass
-class Given:
-    """Values of another backend, which lie there before a step."""
-
-    out: Ref
-    gathered: bool = False
-
-
-@dataclass
-class Prologue:
-    """``v = x (+ y, normed or not)``, stored to ``sum``; ``norm(v * scale)`` to ``out`` as floats
-    and to ``acts`` quantized; any but ``x`` may be missing. ``gather``: ``x`` has all the batch's
-    tokens, and the results its outputs only."""
-
-    x: Ref
-    width: int
-    gathered: bool
-    y: Ref | None = None
-    norm_y: Norm | None = None
-    sum: Ref | None = None
-    scale: float = 1.0
-    norm: Norm | None = None
-    out: Ref | None = None
-    acts: Ref | None = None
-    gather: bool = False
-
-
-@dataclass
-class Matmul:
-    """``x @ w.T + b`` for matrices that share ``x``; each result begins at a multiple of TILE
-    columns behind the one before it. ``add``: plus ``residual``; ``silu`` and ``gelu``:
-    act(first) * second, one result."""
-
-    weights: list[Matrix]
-    biases: list[Vector | None]
-    x: Ref
-    gathered: bool
-    out: Ref = NOWHERE
-    epilogue: Epilogue = "store"
-    residual: Ref | None = None
-
-
-@dataclass
-class Glu:
-    """``act(gate) * up`` of values that no one launch computes."""
-
-    gate: Ref
-    up: Ref
-    out: Ref
-    width: int
-    act: Literal["silu", "gelu"]
-    gathered: bool
-
-
-@dataclass
-class WriteKV:
-    """Norm and turn the heads of q and k; q goes to ``out``, k and v into the layer's pages."""
-
-    q: Ref
-    k: Ref
-    v: Ref
-    out: Ref
-    layer: int
-    spec: Attention
-    rope: int = -1  # index of Lowered.ropes; -1 = none
-    q_norm: Norm | None = None
-    k_norm: Norm | None = None
-    gathered: bool = False
-
-
-@dataclass
-class Attend:
-    q: Ref
-    out: Ref
-    layer: int
-    spec: Attention
-    gathered: bool = False
-
-
-Op = Embed | Given | Prologue | Matmul | Glu | WriteKV | Attend
-
-
-@dataclass
-class Lowered:
-    """The ops in order, the buffers they name by index, the ropes. ``result`` holds the logits, to
-    be capped at ``softcap`` if that is above 0, or the states of a program without a head."""
-
-    ops: list[Op]
-    buffers: list[Buffer]
-    result: Ref
-    softcap: float
-    ropes: list[Rope]
 
 
 @dataclass
@@ -216,7 +72,7 @@ class _Lowering:
 
     def run(self, nodes: Sequence[Node]) -> Lowered:
         for n in nodes:
-            if id(n) not in self._refs and not absorbed(n) and not _only_matrices_read(n):
+            if not (id(n) in self._refs or absorbed(n) or _put_off(n)):
                 getattr(self, "_" + n.kind)(n)
         if self.result is None:
             raise ValueError("forward must end in ops.logits or ops.hidden")
@@ -233,7 +89,9 @@ class _Lowering:
 
     def _ref(self, n: Node) -> Ref:
         """Where ``n`` lies; computed now if that was put off."""
-        if id(n) not in self._refs:
+        if id(n) not in self._refs and n.kind == "moe":
+            self._moe(n)
+        elif id(n) not in self._refs:
             op = self._prologue(n)
             op.out = self._place(n)
             self.ops.append(op)
@@ -263,6 +121,7 @@ class _Lowering:
         found = self._inputs.get(id(n))
         if found is None:
             wanted = {u.data["weight"].takes for u in n.uses if u.kind in ("linear", "logits")}
+            wanted |= {"f32" for u in n.uses if u.kind == "moe"}  # its columns are made of them
             found = self._inputs[id(n)] = _Input(self._refs.get(id(n)))
             if "acts" in wanted or found.out is None:
                 op = self._prologue(n)
@@ -310,6 +169,11 @@ class _Lowering:
                 op = self._matmul([y])
                 op.epilogue, op.residual, op.out = "add", residual, self._place(n)
                 return
+            if y.kind == "moe" and id(y) not in self._refs:
+                experts = self._mixture(y)
+                experts.residual, experts.out = self._ref(x), self._place(n)
+                self.ops.append(experts)
+                return
         x, y = n.args
         pro = Prologue(self._ref(x), n.width, n.gathered)
         if id(y) not in self._refs and y.kind == "norm":
@@ -344,6 +208,36 @@ class _Lowering:
         refs = self._ref(gate), self._ref(up)
         self.ops.append(Glu(*refs, self._place(n), n.width, n.data["act"], n.gathered))
 
+    def _moe(self, n: Node) -> None:
+        op = self._mixture(n)
+        op.out = self._place(n)
+        self.ops.append(op)
+
+    def _mixture(self, n: Node) -> Mixture:
+        """The op of a node of experts; where to is still open."""
+        x, logits = n.args
+        w: ExpertWeights = n.data["weights"]
+        spec: Experts = n.data["spec"]
+        experts = Choice(spec.n_used, spec.n_experts)
+        if w.gate.takes != w.up.takes:
+            raise UnsupportedModelError(
+                "experts of whose two first matrices only one is quantized: use --backend cpu"
+            )
+
+        def new(width: int, acts: bool = False) -> Ref:
+            self.buffers.append(Buffer(width, n.gathered, acts, experts))
+            return Ref(len(self.buffers) - 1)
+
+        op = Mixture(
+            self._input(x, "f32"), self._ref(logits), w, spec, n.gathered, choice=new(0),
+            columns=new(x.width, w.gate.takes == "acts"), units=new(spec.n_ff), parts=new(n.width),
+        )  # fmt: skip
+        if w.gate.twin is not w.up:
+            op.ups = new(spec.n_ff)
+        if w.down.takes == "acts":
+            op.digits = new(spec.n_ff, acts=True)
+        return op
+
     def _logits(self, n: Node) -> None:
         self._matmul([n]).out = self.result = self._place(n)
         self.softcap = n.data["softcap"]
@@ -371,16 +265,20 @@ class _Lowering:
         op.q_norm = _norm(q_norm) if q_norm else None
         op.k_norm = _norm(k_norm) if k_norm else None
         self.ops.append(op)
-        self.ops.append(Attend(op.out, self._place(n), n.data["layer"], spec))
+        attend = Attend(op.out, self._place(n), n.data["layer"], spec, n.data["sinks"])
+        self.ops.append(attend)
 
 
 def _norm(n: Node) -> Norm:
     return Norm(n.data["weight"], n.data["eps"])
 
 
-def _only_matrices_read(n: Node) -> bool:
-    """A choice of outputs that only matrices read is part of what prepares their input."""
-    return n.kind == "outputs" and all(u.kind in ("linear", "logits") for u in n.uses)
+def _put_off(n: Node) -> bool:
+    """A choice of outputs that only matrices read is part of what prepares their input, the sum of
+    experts of what they are added to."""
+    if n.kind == "outputs":
+        return all(u.kind in ("linear", "logits", "moe") for u in n.uses)
+    return n.kind == "moe" and sole(n, "add") is not None
 
 
 def lower(recorder: Recorder) -> Lowered:
@@ -388,8 +286,8 @@ def lower(recorder: Recorder) -> Lowered:
     return _share(_Lowering().run(recorder.nodes))
 
 
-_READS = ("x", "y", "q", "k", "v", "gate", "up", "residual")
-_WRITES = ("out", "sum", "acts")
+_READS = ("x", "y", "q", "k", "v", "gate", "up", "residual", "logits")
+_WRITES = ("out", "sum", "acts", "choice", "columns", "units", "ups", "digits", "parts")
 
 
 def _refs(op: Op, names: Sequence[str]) -> dict[str, Ref]:

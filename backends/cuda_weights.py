@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 __all__ = [
     "FLOAT_TYPES",
     "LINEAR_TYPES",
+    "NARROW_TYPES",
     "QUANTIZED_TYPES",
     "Epilogue",
     "Geometry",
@@ -63,7 +64,7 @@ _FLOATS = {0: 4, 1: 2, 30: 2}  # F32, F16, BF16
 
 #: Types whose prompt kernel would not fit its registers at 64 tokens a block: Q4_1, Q5_1. Nor would
 #: two types in one.
-_NARROW = {3, 7}
+NARROW_TYPES = {3, 7}
 
 QUANTIZED_TYPES = tuple(_FORMATS)
 FLOAT_TYPES = tuple(_FLOATS)
@@ -119,11 +120,13 @@ def split(k: int) -> Split:
 
 
 class Epilogue(IntEnum):
-    """What becomes of the sums: stored, or ``silu(gate) * up``, ``gelu(gate) * up``."""
+    """What becomes of the sums: stored, or ``silu(gate) * up``, ``gelu(gate) * up``, or gpt-oss's
+    unit."""
 
     STORE = 0
     SILU_MUL = 1
     GELU_MUL = 2
+    SWIGLU_OAI = 3
 
 
 class Geometry(NamedTuple):
@@ -144,8 +147,9 @@ def matmul(type_a: int, type_b: int, tiles_a: int, tiles_b: int, k: int, tokens:
     - floats, one tensor only: ``w, x, bias, residual, y, tiles, k, tokens, ldx, rows, ld,
       epilogue``
 
-    ``bias`` (16 values a tile) and ``residual`` (as ``y``) may be null; ``rows`` is how many values
-    of a token are stored, ``ld`` the floats from one token of y to the next.
+    ``bias`` (16 values a tile; of gate and up projection one behind the other) and ``residual`` (as
+    ``y``) may be null; ``rows`` is how many values of a token are stored, ``ld`` the floats from
+    one token of y to the next.
     """
     warps, shared = split(k)
     if type_a in _FLOATS:
@@ -157,7 +161,7 @@ def matmul(type_a: int, type_b: int, tiles_a: int, tiles_b: int, k: int, tokens:
         grid = (-(-(tiles_a + tiles_b) // shared), 1)
         wide = 2 if tokens > 8 else 1
         return Geometry("qmm.cu", f"qmm<{types},{wide}>", grid, (32, warps, shared))
-    narrow = type_a in _NARROW or (tiles_b > 0 and type_b != type_a)
+    narrow = type_a in NARROW_TYPES or (tiles_b > 0 and type_b != type_a)
     wide = 4 if tokens <= 32 or narrow else 8
     grid = (-(-tokens // (8 * wide)), -(-tiles_a // GEMM_WARPS) - (-tiles_b // GEMM_WARPS))
     return Geometry("qgemm.cu", f"qgemm<{types},{wide}>", grid, (32, GEMM_WARPS, 1))

@@ -3,15 +3,28 @@ architecture's fixture, quantized pages, the same bits for any step."""
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 from _blocks import blocks
 
-from edgerun.backends.base import F32, Batch, Ops, RawTensor, Tensor
+from edgerun.backends import cuda_experts
+from edgerun.backends.base import (
+    F32,
+    Batch,
+    Experts,
+    ExpertWeights,
+    Ops,
+    RawTensor,
+    Role,
+    Tensor,
+)
 from edgerun.backends.cuda import CudaBackend
+from edgerun.backends.cuda_lowered import Choice
 from edgerun.backends.cuda_program import CudaProgram
 from edgerun.backends.cuda_weights import FLOAT_TYPES, LINEAR_TYPES, matmul, repack, unpack_rows
 from edgerun.gguf import GGMLType, dequantize, row_bytes
@@ -30,6 +43,8 @@ def product_kernels() -> list[str]:
     for kind in LINEAR_TYPES:
         names += [matmul(kind, kind, 1, 0, 256, n).name for n in (1, 16, 32, 64)]
         names += [repack(kind, 16, 256).name, unpack_rows(kind, 256, 1).name]
+        for n in (1, 9, 40, 400):
+            names.append(cuda_experts.product(kind, 1, 256, n, Choice(2, 8)).shape.name)
     return list(dict.fromkeys(names))
 
 
@@ -63,6 +78,88 @@ class Product:
 
     def run(self, ids: range) -> F32:
         return np.array(self.program.run(self.batch(ids)))
+
+
+class Mixed:
+    """``layers`` mixtures of experts, one behind another, over ``n_ids`` random rows."""
+
+    def __init__(
+        self, backend: CudaBackend, kind: int, spec: Experts, width: int, n_ids: int,
+        layers: int = 1,
+    ) -> None:  # fmt: skip
+        rng = np.random.default_rng(1)
+        n, ff = spec.n_experts, spec.n_ff
+        self.spec, self.n_ids = spec, n_ids
+        self.table = rng.standard_normal((n_ids, width), np.float32)
+        self.router = rng.standard_normal((n, width), np.float32)
+        shapes = {"gate": (n, ff, width), "up": (n, ff, width), "down": (n, width, ff)}
+        self.raw = {
+            role: dataclasses.replace(weight(kind, n * s[1], s[2], role, i), shape=s)
+            for i, (role, s) in enumerate(shapes.items())
+        }
+        self.nbytes = sum(t.data.nbytes for t in self.raw.values())
+        floats = {"table": self.table, "router": self.router}
+        tensors: dict[str, tuple[RawTensor, Role]] = {
+            k: (RawTensor(k, GGMLType.F32, v.shape, v.view(np.uint8)), "matrix")
+            for k, v in floats.items()
+        }
+        roles: dict[str, Role] = {"gate": "gate", "up": "up", "down": "matrix"}
+        for i in range(layers):
+            for k, t in self.raw.items():
+                tensors[f"{k}{i}"] = dataclasses.replace(t, key=f"{t.key}.{i}"), roles[k]
+        found = backend.upload_all(tensors)
+
+        def forward(ops: Ops) -> Tensor:
+            x = ops.embed(found["table"])
+            for i in range(layers):
+                own = ExpertWeights(found["router"], *(found[f"{k}{i}"] for k in roles))
+                x = ops.moe(x, own, spec)
+            return ops.hidden(ops.outputs(x))
+
+        self._kv = backend.new_kv([], -(-n_ids // 32))
+        self.program: CudaProgram = backend.prepare(forward, self._kv, n_ids)
+
+    def batch(self, ids: range) -> Batch:
+        return Batch.pack([(ids, 0, range(-(-len(ids) // 32)), range(len(ids)))])
+
+    def run(self, ids: range) -> F32:
+        return np.array(self.program.run(self.batch(ids)))
+
+    def expected(self) -> npt.NDArray[np.float64]:
+        """Of one layer, in float64 over the decoded blocks."""
+        w = {
+            k: dequantize(t.data, GGMLType(t.type)).astype(np.float64).reshape(t.shape)
+            for k, t in self.raw.items()
+        }
+        x, k = self.table.astype(np.float64), self.spec.n_used
+        logits = x @ self.router.T.astype(np.float64)
+        chosen = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+        share = np.exp(np.take_along_axis(logits, chosen, 1) - logits.max(axis=1, keepdims=True))
+        share /= share.sum(axis=1, keepdims=True)
+        out = np.zeros_like(x)
+        for t, rank in np.ndindex(chosen.shape):
+            e = chosen[t, rank]
+            g, u = w["gate"][e] @ x[t], w["up"][e] @ x[t]
+            out[t] += share[t, rank] * (w["down"][e] @ (g / (1 + np.exp(-g)) * u))
+        return out
+
+
+def experts(
+    backend: CudaBackend, width: int = 256, n_ff: int = 256, n_ids: int = 400
+) -> Iterator[Verdict]:
+    """Experts of each type, and each width of a step against one."""
+    spec = Experts(8, 2, n_ff, normalize=True)
+    for kind in LINEAR_TYPES:
+        m = Mixed(backend, kind, spec, width, n_ids)
+        found, expected = m.run(range(n_ids)), m.expected()
+        error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
+        bad = None if error < (1e-4 if kind in FLOAT_TYPES else 2e-2) else f"error {error:.1e}"
+        for n in (1, 3, 8, 9, 16, 17, 40, 64, 65, 100):
+            if n < n_ids and not np.array_equal(
+                m.run(range(n)).view(np.uint32), found[:n].view(np.uint32)
+            ):
+                bad = f"{n} tokens have other bits than {n_ids}"
+        yield f"experts {GGMLType(kind).name}", bad
 
 
 def products(

@@ -8,12 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from _blocks import SHAPES, quant_of
-from _gpu_cases import Product, weight
+from _blocks import EXPERTS, SHAPES, quant_of
+from _gpu_cases import Mixed, Product, weight
 
 from edgerun import arch
 from edgerun.arch.base import ModelConfig
-from edgerun.backends.base import Attention, Batch, KVLayer, Ops, RawTensor, Rope, Tensor
+from edgerun.backends.base import (
+    Attention,
+    Batch,
+    Experts,
+    KVLayer,
+    Ops,
+    RawTensor,
+    Rope,
+    Tensor,
+)
 from edgerun.backends.cuda import CudaBackend
 from edgerun.backends.cuda_device import Device, Launch
 from edgerun.gguf import GGMLType
@@ -99,6 +108,36 @@ def products(
         backend.close()
 
 
+#: What a layer of experts launches, its router apart.
+_OF_EXPERTS = ("route", "place", "tokenwise", "qmm_experts", "qgemm_experts", "fmm_experts", "sum")
+
+
+def experts(
+    opened: Open, kind: int, sizes: Sequence[tuple[int, int, int, int]], widths: Sequence[int],
+    spread: int = 768 * MIB,
+) -> Iterator[Row]:  # fmt: skip
+    """Layers of experts that no cache holds. ``gbs`` counts the weights of as many experts as the
+    step's tokens can choose."""
+    for used, of, width, n_ff in sizes:
+        backend = opened()
+        spec = Experts(of, used, n_ff, normalize=True)
+        one = of * 3 * width * n_ff * 9 // 16  # bytes, or so
+        layers = max(1, -(-spread // one))
+        m = Mixed(backend, kind, spec, width, max(widths), layers)
+        alone = None
+        for n in widths:
+            launches = m.program.launches(m.batch(range(n)))
+            took = _replay(backend.device, launches, _OF_EXPERTS) / layers
+            alone = alone or took
+            chosen = min(n * used, of)
+            yield {
+                "experts": f"{used} of {of}", "width": width, "n_ff": n_ff, "tokens": n,
+                "us": took * 1e6, "gbs": m.nbytes * chosen / of / took / 1e9,
+                "tmacs": n * used * 3 * width * n_ff / took / 1e12, "times_one": took / alone,
+            }  # fmt: skip
+        backend.close()
+
+
 def attention(
     opened: Open, contexts: Sequence[int], row_counts: Sequence[int],
     kv_types: Sequence[str], spec: Attention, layers: int = 8,
@@ -141,7 +180,7 @@ class Model:
     def __init__(self, backend: CudaBackend, shape: str, quant: str, n_ctx: int, rows: int) -> None:
         self.backend = backend
         self.config = config(shape, n_ctx)
-        family = arch.get("llama")
+        family = arch.get(self.config.arch)
         tied = SHAPES[shape][-1]
         host: dict[tuple[int, ...], RawTensor] = {}
         tensors = {}
@@ -158,12 +197,20 @@ class Model:
         self.load_seconds = time.perf_counter() - start
         # what a token of decode reads: not the embedding, of which it reads a row
         embedding = 0 if tied else tensors["token_embd"][0].data.nbytes
-        self.read_bytes = self.nbytes - embedding
+        self._read_bytes = self.nbytes - embedding
+        self._expert_bytes = sum(t.data.nbytes for t, _ in tensors.values() if len(t.shape) == 3)
         self.pages = -(-n_ctx // 32)
         self.kv = backend.new_kv(family.kv_layers(self.config), self.pages * rows)
         start = time.perf_counter()
         self.program = backend.prepare(family.bind(weights, self.config), self.kv, n_ctx)
         self.prepare_seconds = time.perf_counter() - start
+
+    def read_bytes(self, rows: int) -> float:
+        """Bytes of weights that a step of so many tokens reads, of as many experts as they can
+        choose."""
+        e = self.config.experts
+        left = 1 - min(1.0, rows * e.n_used / e.n_experts) if e else 0.0
+        return self._read_bytes - left * self._expert_bytes
 
     def batch(self, rows: int, n_past: int, n: int = 1, best: bool = True) -> Batch:
         of_row = [range(r * self.pages, (r + 1) * self.pages) for r in range(rows)]
@@ -186,21 +233,27 @@ def _tensor(
         return RawTensor(name, GGMLType.F32, shape, ones.view(np.uint8).reshape(1, -1))
     part = name.split(".")
     layer = int(part[1]) if part[0] == "blk" else None
-    kind = int(quant_of(quant, part[-1], layer, c.n_layers, shape[1]))
+    kind = int(quant_of(quant, part[-1].removesuffix("_exps"), layer, c.n_layers, shape[-1]))
+    if part[-1] == "ffn_gate_inp":
+        kind = int(GGMLType.F32)
     key = (kind, *shape)
     if key not in host:
-        host[key] = weight(*key)
+        rows = weight(kind, int(np.prod(shape[:-1])), shape[-1])
+        host[key] = dataclasses.replace(rows, shape=shape)
     return dataclasses.replace(host[key], key=name)
 
 
 def config(shape: str, n_ctx: int) -> ModelConfig:
-    """The configuration of one of the shapes; all are llamas here."""
+    """The configuration of one of the shapes: llamas, or mixtures of experts."""
     _, d, ff, layers, heads, kv, hd, vocab, _ = SHAPES[shape]
     rope = Rope((5e5 ** (-np.arange(0, hd, 2) / hd)).astype(np.float32), False)
     spec = Attention(heads, kv, hd, hd**-0.5)
+    of, used = EXPERTS.get(shape, (0, 0))
+    mixture = Experts(of, used, ff, normalize=True) if of else None
     return ModelConfig(
-        arch="llama", n_layers=layers, n_embd=d, n_heads=heads, n_kv_heads=kv, head_dim=hd,
-        n_ff=ff, n_vocab=vocab, n_ctx_train=n_ctx, n_ctx=n_ctx, eps=1e-5,
+        arch="qwen3moe" if of else "llama", experts=mixture, n_layers=layers, n_embd=d,
+        n_heads=heads, n_kv_heads=kv, head_dim=hd, n_ff=ff, n_vocab=vocab, n_ctx_train=n_ctx,
+        n_ctx=n_ctx, eps=1e-5,
         attention=(spec,) * layers, ropes=(rope,) * layers,
     )  # fmt: skip
 
@@ -220,7 +273,7 @@ def models(
     for rows, n_past in ((1, 64), (2, 64), (4, 64), (8, 64), (16, 64), (1, n_ctx - 256)):
         whole, device = m.seconds(m.batch(rows, n_past))
         alone = alone or whole
-        bound = (m.read_bytes + rows * n_past * m.kv.page_bytes / 32) / copy_gbs / 1e9
+        bound = (m.read_bytes(rows) + rows * n_past * m.kv.page_bytes / 32) / copy_gbs / 1e9
         yield {
             **made, "what": "decode", "rows": rows, "context": n_past, "ms": whole * 1e3,
             "device_ms": device * 1e3, "tokens_s": rows / whole, "times_one": whole / alone,

@@ -26,14 +26,15 @@ from typing import NamedTuple
 sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
 
 from edgerun.backends import cuda_attention as attention  # noqa: E402
-from edgerun.backends import cuda_kernels, cuda_weights  # noqa: E402
+from edgerun.backends import cuda_experts, cuda_kernels, cuda_weights  # noqa: E402
+from edgerun.backends.cuda_lowered import Choice  # noqa: E402
 from edgerun.backends.cuda_nvrtc import Resources  # noqa: E402
 
 #: Seconds: from one kernel of a graph to the next, and from a load to its data in DRAM and in L2.
 START, LATENCY, L2_LATENCY = 1.0e-6, 0.7e-6, 0.3e-6
 #: The share of its nominal rate that DRAM gives to a plain copy.
 PLAIN = 0.92
-Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = 2, 3, 8, 12, 14
+F32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = 0, 2, 3, 8, 12, 14
 
 
 class Card(NamedTuple):
@@ -56,7 +57,8 @@ CARDS = {
 
 
 class Model(NamedTuple):
-    """A decoder's shape and the types of its matrices; ``vd``: V and the down projection."""
+    """A decoder's shape and the types of its matrices; ``vd``: V and the down projection. With
+    ``experts``, ``used`` of them for each token, ``ff`` is one's."""
 
     layers: int
     width: int
@@ -68,11 +70,14 @@ class Model(NamedTuple):
     types: int
     vd: int
     head: int
+    experts: int = 0
+    used: int = 0
 
 
 MODELS = {
     "smollm2-135m": Model(30, 576, 9, 3, 64, 1536, 49152, Q4_1, Q4_1, Q8_0),
     "llama-1b": Model(16, 2048, 32, 8, 64, 8192, 128256, Q4_K, Q6_K, Q6_K),
+    "qwen3-30b-a3b": Model(48, 2048, 32, 4, 128, 768, 151936, Q4_K, Q6_K, Q6_K, 128, 8),
     "llama-8b": Model(32, 4096, 32, 8, 128, 14336, 128256, Q4_K, Q6_K, Q6_K),
 }
 
@@ -128,16 +133,59 @@ def _product(
     return Launch(shape.name, n, blocks, threads, size, cuda_weights.tile_bytes(types[0], 256))
 
 
+def _expert_product(
+    m: Model, ggml_type: int, rows: int, k: int, tokens: int, paired: bool
+) -> Launch:
+    """One of a layer's two, of tokens that share no expert while there are others."""
+    choice = Choice(m.used, m.experts)
+    tiles = cuda_weights.n_tiles(rows, paired)
+    shape = cuda_experts.product(ggml_type, tiles, k, tokens, choice).shape
+    chosen = min(tokens * m.used, m.experts)
+    columns = cuda_experts.n_columns(tokens, choice)
+    size = chosen * tiles * cuda_weights.tile_bytes(ggml_type, k) + 4 * tokens * m.used * rows
+    size += cuda_weights.act_bytes(k, columns)
+    threads = shape.block[0] * shape.block[1] * shape.block[2]
+    blocks = shape.grid[0] * shape.grid[1]
+    flight = cuda_weights.tile_bytes(ggml_type, 256)
+    return Launch(shape.name, m.layers, blocks, threads, size, flight)
+
+
+def feed_forward(m: Model, tokens: int) -> Iterator[Launch]:
+    """What follows attention and its projection."""
+    acts, threads = cuda_kernels.tokenwise(m.width, acts=True)
+    if not m.experts:
+        yield Launch(acts, m.layers, tokens, threads, 4 * m.width * tokens, 1024, 3)
+        yield _product(m, (m.types, m.types), (2 * m.ff, 0), m.width, m.layers, tokens)
+        name, threads = cuda_kernels.tokenwise(m.ff, acts=True)
+        yield Launch(name, m.layers, tokens, threads, 4 * m.ff * tokens, 1024, 3)
+        yield _product(m, (m.vd, m.vd), (m.width, 0), m.ff, m.layers, tokens)
+        return
+    columns = cuda_experts.n_columns(tokens, Choice(m.used, m.experts))
+    pairs = tokens * m.used
+    floats, threads = cuda_kernels.tokenwise(m.width, acts=False)
+    yield Launch(floats, m.layers, tokens, threads, 4 * m.width * tokens, 1024, 3)
+    yield _product(m, (F32, F32), (m.experts, 0), m.width, m.layers, tokens)
+    block = cuda_experts.route_block(tokens)
+    # A rank is a reading of the logits.
+    yield Launch("route", m.layers, 1, 32 * block[1], 4 * m.experts * tokens, 128, m.used)
+    yield Launch(acts, m.layers, columns, threads, 4 * m.width * pairs, 1024, 2)
+    yield _expert_product(m, m.types, m.ff, m.width, tokens, True)
+    name, threads = cuda_kernels.tokenwise(m.ff, acts=True)
+    yield Launch(name, m.layers, columns, threads, 4 * m.ff * pairs, 1024, 3)
+    yield _expert_product(m, m.vd, m.width, m.ff, tokens, False)
+    blocks = tokens * -(-m.width // 1024)
+    yield Launch("sum_experts", m.layers, blocks, 256, 4 * m.width * pairs, 512, 1)
+
+
 def step(m: Model, tokens: int, context: int, kv_type: str) -> Iterator[Launch]:
     """All launches that decode a token of each of ``tokens`` sequences of ``context`` tokens."""
     q, kv = m.heads * m.head_dim, m.kv_heads * m.head_dim
-    for k, n in ((m.width, 2 * m.layers + 1), (q, m.layers), (m.ff, m.layers)):
+    for k, n in ((m.width, m.layers + 1), (q, m.layers)):
         name, threads = cuda_kernels.tokenwise(k, acts=True)
         yield Launch(name, n, tokens, threads, 4 * k * tokens, 1024, 3)
     yield _product(m, (m.types, m.vd), (q + kv, kv), m.width, m.layers, tokens)
     yield _product(m, (m.types, m.types), (m.width, 0), q, m.layers, tokens)
-    yield _product(m, (m.types, m.types), (2 * m.ff, 0), m.width, m.layers, tokens)
-    yield _product(m, (m.vd, m.vd), (m.width, 0), m.ff, m.layers, tokens)
+    yield from feed_forward(m, tokens)
     yield _product(m, (m.head, m.head), (m.vocab, 0), m.width, 1, tokens)
     dims = attention.padded_head(m.head_dim)
     heads = (m.heads + m.kv_heads) * tokens

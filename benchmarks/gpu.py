@@ -4,10 +4,10 @@
     python benchmarks/gpu.py --only products models --minutes 3
 
 Needs numpy, cuda-core, cuda-bindings, nvidia-cuda-nvrtc and this checkout, no model files. First
-correctness: products of every weight type, every architecture's fixture, the same bits for every
-width of a step; a failure is said at once and ends the run with status 1. Then speed, beside the
-rate at which the device copies: products by type and tokens, attention by context, decode and
-prompts of models whose weights are random.
+correctness: products of every weight type, also with experts, every architecture's fixture, the
+same bits for every width of a step; a failure is said at once and ends the run with status 1. Then
+speed, beside the rate at which the device copies: products by type and tokens, layers of experts,
+attention by context, decode and prompts of models whose weights are random.
 """
 
 from __future__ import annotations
@@ -41,8 +41,13 @@ _HEADS = Attention(32, 8, 128, 128**-0.5)
 _MODELS = (
     ("llama-8b", "Q4_K_M", 8 << 30),
     ("llama-1b", "Q4_K_M", 2 << 30),
+    ("qwen3moe-1b", "Q4_K_M", 2 << 30),
     ("smollm2-135m", "Q4_1", 1 << 30),
 )
+
+
+#: So many of so many experts, n_embd, n_ff: a 30B model's layer, a 1B model's, gpt-oss's in size.
+_EXPERTS = ((8, 128, 2048, 768), (8, 64, 2048, 1024), (4, 32, 2816, 2816))
 
 
 class Run:
@@ -104,6 +109,7 @@ def correctness(run: Run, opened: speed.Open) -> None:
     print(f"kernels compiled in {run.out['compile_seconds']:.1f} s", flush=True)
     run.check("correct: architectures", lambda: cases.architectures(backend))
     run.check("correct: products", lambda: cases.products(backend))
+    run.check("correct: experts", lambda: cases.experts(backend))
     run.check("correct: long texts", lambda: cases.long_texts(backend))
     backend.close()
 
@@ -120,12 +126,16 @@ def measure(run: Run, opened: speed.Open, only: list[str] | None) -> None:
         return not only or name in only
 
     if wanted("products"):
-        widths = (1, 2, 4, 8, 16, 64, 512)
-        run.part("products", lambda: speed.products(opened, _COMMON, widths, 4096, 4096))
+        tokens = (1, 2, 4, 8, 16, 64, 512)
+        run.part("products", lambda: speed.products(opened, _COMMON, tokens, 4096, 4096))
     for shape, quant, least in _MODELS:
         if wanted("models") and free >= least:
             name = f"models: {shape}"
             run.part(name, lambda s=shape, q=quant: speed.models(opened, s, q, rates["copy_gbs"]))
+    if wanted("experts"):
+        sizes = _EXPERTS if free >= 4 << 30 else ()
+        widths = (1, 2, 8, 16, 64, 512)
+        run.part("experts", lambda: speed.experts(opened, _COMMON[0], sizes, widths))
     if wanted("attention"):
         args = ((1024, 8192), (1, 8), ("f16", "q8_0", "q4r"), _HEADS)
         run.part("attention", lambda: speed.attention(opened, *args))
@@ -140,7 +150,7 @@ def main() -> int:
     )
     ap.add_argument("--json", metavar="FILE", help="write all results there")
     ap.add_argument("--minutes", type=float, default=5.5, help="begin nothing after so long")
-    parts = ("correctness", "products", "models", "attention", "types")
+    parts = ("correctness", "products", "models", "experts", "attention", "types")
     ap.add_argument("--only", nargs="+", choices=parts, help="parts to run (default: all)")
     a = ap.parse_args()
     run = Run(a.minutes)

@@ -92,10 +92,11 @@ __device__ __forceinline__ void each_row(const Tile& tile, size_t first_head, in
 }
 template <int MT, int NT>
 __device__ __forceinline__ void store_results(const Tile& tile, const Sums<MT, NT>& total,
-                                              size_t first_head, int n_heads, int head_dim,
-                                              float* out) {
+                                              const float* sinks, size_t first_head, int n_heads,
+                                              int head_dim, float* out) {
   each_row<MT>(tile, first_head, n_heads, [&](int m, int h, size_t head) {
-    const float scale = reciprocal_fast(total.sum[m][h]);
+    const float* sink = sinks ? sinks + head % n_heads : nullptr;
+    const float scale = final_scale(sink, total.top[m][h], total.sum[m][h]);
     write_row<NT>(total.acc[m], h, threadIdx.y, threadIdx.x, head_dim, scale,
                   out + head * head_dim);
   });
@@ -117,7 +118,7 @@ __device__ __forceinline__ void store_parts(const Tile& tile, const Sums<MT, NT>
 // queries.
 //
 // q: halves [T][n_heads][DP] as rope_kv leaves them. tiles: [n_tiles][2], a row of the batch (-1:
-// nothing to do) and its query that comes first. out: [T][n_heads * head_dim], or with PARTS
+// nothing to do) and its query that comes first. sinks: null, or a score of each head. out: [T][n_heads * head_dim], or with PARTS
 // [splits][T][n_heads][DP] weighed sums, then [splits][T][n_heads][2] maxima and sums of weights; a
 // row's splits count from the first that its first token sees. Without the 1 in the launch bounds
 // ptxas spills, to fit more blocks.
@@ -127,7 +128,8 @@ __global__ void __launch_bounds__(32 * WARPS * GROUPS, 1)
               long long page_bytes, long long k_off, long long v_off, const int* __restrict__ tiles,
               const int* __restrict__ row_start, const int* __restrict__ n_past,
               const int* __restrict__ block_tables, int table_stride, int n_tokens, int n_heads,
-              int n_kv, int head_dim, int window, float softcap_l2e, float* __restrict__ out) {
+              int n_kv, int head_dim, int window, float softcap_l2e,
+              const float* __restrict__ sinks, float* __restrict__ out) {
   constexpr int NT = value_tiles(DP, KV), ROWS = 16 * MT;
   __shared__ Shared<DP, MT, GROUPS> shared;
   const int row = tiles[2 * blockIdx.x], kv_head = blockIdx.y, lane = threadIdx.x,
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(32 * WARPS * GROUPS, 1)
   if (PARTS)
     store_parts<DP>(tile, sums, first_head, n_heads, static_cast<size_t>(n_tokens) * n_heads, out);
   else
-    store_results(tile, total, first_head, n_heads, head_dim, out);
+    store_results(tile, total, sinks, first_head, n_heads, head_dim, out);
 }
 
 // Folds the splits of every query: grid (T, n_heads), block DP threads. splits: z of attention's
@@ -186,7 +188,8 @@ template <int DP>
 __global__ void __launch_bounds__(DP)
     attention_merge(const float* __restrict__ parts, const int* __restrict__ row_of,
                     const int* __restrict__ kvpos, const int* __restrict__ n_past, int splits,
-                    int n_tokens, int n_heads, int head_dim, int window, float* __restrict__ out) {
+                    int n_tokens, int n_heads, int head_dim, int window,
+                    const float* __restrict__ sinks, float* __restrict__ out) {
   const int token = blockIdx.x, head = blockIdx.y, d = threadIdx.x, pos = kvpos[token];
   if (pos < 0) return;
   const int row_split = first_split(n_past[row_of[token]], window);
@@ -202,5 +205,6 @@ __global__ void __launch_bounds__(DP)
     sum = folded(sum, before, part.y, now);
     total = folded(total, before, parts[(i * n + at) * DP + d], now);
   }
-  if (d < head_dim) out[at * head_dim + d] = total * reciprocal_fast(sum);
+  const float scale = final_scale(sinks ? sinks + head : nullptr, top, sum);
+  if (d < head_dim) out[at * head_dim + d] = total * scale;
 }

@@ -9,6 +9,8 @@ enum : unsigned { ALL = 0xffffffffu };
 // Weights are exp2(score - maximum + 12): those down to 2^-26 of the largest keep all digits of a
 // half.
 #define WEIGHT_SHIFT 12.0f
+#define SHIFTED_ONE 4096.0f  // the weight of a row's maximum
+#define LOG2_E 1.4426950408889634f
 
 // Tiles of 8 dimensions that a warp weighs; q4r keeps two of them in one byte.
 __device__ constexpr int value_tiles(int dp, int kv) {
@@ -25,6 +27,17 @@ __device__ __forceinline__ void fold_factors(float m, float& mt, float& before, 
 }
 __device__ __forceinline__ float folded(float total, float before, float part, float now) {
   return __fmaf_rn(total, before, part * now);
+}
+// What a row's weighed sums are multiplied by in the end. A sink is one more score, for no token:
+// it is folded in as one more split, the sum of whose weights is the weight of its maximum and whose
+// values are zeros.
+__device__ __forceinline__ float final_scale(const float* sink, float top, float sum) {
+  float before = 1.0f, now;
+  if (sink) {
+    fold_factors(*sink * LOG2_E, top, before, now);
+    sum = folded(sum, before, SHIFTED_ONE, now);
+  }
+  return before * reciprocal_fast(sum);
 }
 // The first split that a token at `pos` sees any of.
 __device__ __forceinline__ int first_split(int pos, int window) {

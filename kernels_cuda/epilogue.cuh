@@ -1,32 +1,23 @@
 // epilogue.cuh: what happens to the sums of a matrix product on their way to memory.
 #pragma once
-#include "ptx.cuh"
-
-enum Epilogue : int { STORE = 0, SILU_MUL = 1, GELU_MUL = 2 };
+#include "gated.cuh"
 
 struct Output {
-  const float *bias, *residual;  // null: none. The bias has 16 values a tile; the residual lies as y does
+  const float *bias, *bias_up, *residual;  // null: none. By rows, of gate and up apart; the residual lies as y does
   float* y;
   int rows, tokens, ld;  // y[token * ld + row]
   int epilogue;
 };
 
-// act(gate) * up; gelu in its tanh approximation, which is gate * sigmoid(2 u)
-__device__ __forceinline__ float glu(float gate, float up, int epilogue) {
-  float u = gate;
-  if (epilogue == GELU_MUL) u = 1.5957691216057308f * (gate + 0.044715f * gate * gate * gate);
-  return __fmul_rn(__fdiv_rn(gate, __fadd_rn(1.f, expf(-u))), up);
-}
-
-__device__ __forceinline__ float with_bias(const Output& out, int tile, int r, float v) {
-  return out.bias ? __fadd_rn(v, out.bias[tile * 16 + r]) : v;
-}
+// Of a product with two matrices' biases behind one another: where the second begins, as rows are padded to 16.
+__device__ __forceinline__ const float* second_bias(const float* bias, int rows) { return bias ? bias + (rows + 15) / 16 * 16 : nullptr; }
+__device__ __forceinline__ float with_bias(const float* bias, int row, float v) { return bias ? __fadd_rn(v, bias[row]) : v; }
 // Row r of the tile for a token.
 __device__ __forceinline__ void put(const Output& out, int tile, int r, int token, float v) {
   const int row = tile * 16 + r;
   if (row >= out.rows || token >= out.tokens) return;
   const size_t at = static_cast<size_t>(token) * out.ld + row;
-  v = with_bias(out, tile, r, v);
+  v = with_bias(out.bias, row, v);
   out.y[at] = out.residual ? __fadd_rn(v, out.residual[at]) : v;
 }
 // Rows r and r + 8 of a tile whose first half is the gate's and second half the up projection's; r < 8.
@@ -34,7 +25,7 @@ __device__ __forceinline__ void put_pair(const Output& out, int tile, int r, int
   const int row = tile * 8 + r;
   if (row >= out.rows || token >= out.tokens) return;
   out.y[static_cast<size_t>(token) * out.ld + row] =
-      glu(with_bias(out, tile, r, gate), with_bias(out, tile, r + 8, up), out.epilogue);
+      gated(with_bias(out.bias, row, gate), with_bias(out.bias_up, row, up), out.epilogue);
 }
 
 // The sums of W warps' parts, added in order: part[warp][token][LD] holds 16 rows.

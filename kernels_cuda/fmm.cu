@@ -4,10 +4,12 @@
 // rising k by fma, the parts of the warps in rising order: the same bits for any number of tokens. The tensor cores have no such
 // order, and would round x.
 //
-// 16 rows make a tile: [ceil(K / 8)][16 rows][8] halves, or [ceil(K / 8) * 2][16 rows][4] floats, zeros behind K.
-// grid = (ceil(T / 8), tiles / 2 / G), block = (32, W, G): G pairs of tiles share a block; blocks next to one another read the same
-// rows, so that they come from L2 for all but the first.
+// A tile's layout: formats.cuh.
+// fmm: grid = (ceil(T / 8), tiles / 2 / G), block = (32, W, G): G pairs of tiles share a block; blocks next to one another read the
+// same rows, so that they come from L2 for all but the first.
+// fmm_experts: grid = (tiles of an expert / 2 / G, items of 8 columns at most); items: experts.cuh.
 #include "epilogue.cuh"
+#include "experts.cuh"
 #include "formats.cuh"
 
 constexpr int STEP_BYTES = 256;  // of 16 rows: 16 bytes a row
@@ -67,25 +69,42 @@ __device__ __forceinline__ void row_pair(const uint8_t* w, const float* x, int l
   }
 }
 
+// 8 tokens from token0 on, x the first's, of the pairs of tiles that are the block's.
 template <int Q>
-__global__ void __launch_bounds__(256, 1)  // the tokens' values in flight take the registers
-    fmm(const uint8_t* __restrict__ w, const float* __restrict__ x, const float* __restrict__ bias, const float* residual, float* y,
-        int tiles, int k, int T, int ldx, int rows, int ld, int epilogue) {
+__device__ __forceinline__ void product(const uint8_t* w, const float* x, int ldx, int block, int token0, int tiles, int k, const Output& out) {
   constexpr int LD = 36;  // 32 rows and 4
   __shared__ float part[8 * TOKENS * LD];
   const int lane = threadIdx.x, warp = threadIdx.y, W = blockDim.y;
-  const int tile = 2 * (blockIdx.y * blockDim.z + threadIdx.z), token0 = blockIdx.x * TOKENS;
+  const int tile = 2 * (block * blockDim.z + threadIdx.z);
   float* own = part + threadIdx.z * W * TOKENS * LD;
   if (tile < tiles) {
     float o[TOKENS] = {};
-    const size_t bytes = static_cast<size_t>((k + 7) / 8) * (16 * (Q == F32 ? 32 : 16));
-    const uint8_t* row = w + min(tile + (lane >> 4), tiles - 1) * bytes + (lane & 15) * 16;
-    row_pair<Q>(row, x + static_cast<size_t>(token0) * ldx, ldx, k, T - token0, warp, W, o);
+    const uint8_t* row = w + min(tile + (lane >> 4), tiles - 1) * float_tile_bytes<Q>(k) + (lane & 15) * 16;
+    row_pair<Q>(row, x, ldx, k, out.tokens - token0, warp, W, o);
 #pragma unroll
     for (int n = 0; n < TOKENS; ++n) own[(warp * TOKENS + n) * LD + lane] = o[n];
   }
   __syncthreads();
-  const Output out = {bias, residual, y, rows, T, ld, epilogue};
   for (int i = 0; i < 2 && tile + i < tiles; ++i)
     finish_parts<TOKENS, LD>(out, own + 16 * i, W, tile + i, token0, warp * 32 + lane, 32 * W);
+}
+
+template <int Q>
+__global__ void __launch_bounds__(256, 1)  // the tokens' values in flight take the registers
+    fmm(const uint8_t* __restrict__ w, const float* __restrict__ x, const float* __restrict__ bias, const float* residual, float* y,
+        int tiles, int k, int T, int ldx, int rows, int ld, int epilogue) {
+  const Output out = {bias, second_bias(bias, rows), residual, y, rows, T, ld, epilogue};
+  const int token0 = blockIdx.x * TOKENS;
+  product<Q>(w, x + static_cast<size_t>(token0) * ldx, ldx, blockIdx.y, token0, tiles, k, out);
+}
+
+template <int Q>
+__global__ void __launch_bounds__(256, 1)
+    fmm_experts(const uint8_t* __restrict__ w, const float* __restrict__ x, const int4* __restrict__ items,
+                const float* __restrict__ bias, const float* __restrict__ bias_up, float* y, int tiles, int k, int ldx, int rows, int ld,
+                int epilogue) {
+  const Item item(items);
+  if (!item.there()) return;
+  const uint8_t* own = w + static_cast<size_t>(item.expert) * tiles * float_tile_bytes<Q>(k);
+  product<Q>(own, x + item.first_column() * ldx, ldx, blockIdx.x, 0, tiles, k, item.output(bias, bias_up, y, rows, ld, epilogue));
 }

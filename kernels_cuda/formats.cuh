@@ -37,6 +37,13 @@ __device__ __forceinline__ size_t tile_bytes(int groups) {
   return static_cast<size_t>(groups >> 2) * chunk_bytes<Q>() + tail;
 }
 
+// Of floats 16 rows are [ceil(K / 8)][16 rows][8] halves, or [ceil(K / 8) * 2][16 rows][4] floats, zeros behind K.
+FORMAT int value_bytes() { return Q == F32 ? 4 : 2; }
+template <int Q>
+__device__ __forceinline__ size_t float_tile_bytes(int k) {
+  return static_cast<size_t>((k + 7) / 8) * (8 * TILE * value_bytes<Q>());
+}
+
 // Codes become bytes with their sign bit, if any, on top: so many times their value. j = 0, 1 is the block of the group.
 FORMAT float code_unit(int j) {
   return Q == Q4_0 ? 1.f / 16 : five_bits<Q>() ? 1.f / 8 : Q == Q6_K ? 1.f / 4 : Q == Q3_K ? 1.f / 32

@@ -4,9 +4,11 @@
 // The warps of a block share their tokens, which come to shared memory a group of 64 k at a time, three groups ahead; second
 // digits are few and read where they lie. Weights go from global memory to the registers of the one warp that needs them.
 //
-// grid = (ceil(T / (8 NT)), ceil(tiles_a / 6) + ceil(tiles_b / 6)), block = (32, 6): blocks next to one another read the same rows.
+// qgemm: grid = (ceil(T / (8 NT)), ceil(tiles_a / 6) + ceil(tiles_b / 6)), block = (32, 6): blocks next to one another read the same
+// rows. qgemm_experts: grid = (ceil(tiles of an expert / 6), items); items: experts.cuh.
 #include "dot.cuh"
 #include "epilogue.cuh"
+#include "experts.cuh"
 
 constexpr int STAGES = 4, WARPS = 6;  // two blocks of six warps leave a thread 168 registers
 constexpr int STAGED = SECOND_AT;  // bytes of a record that are staged: first digits and lines
@@ -86,19 +88,17 @@ __device__ __forceinline__ void row_tile(const uint8_t* w, bool mine, Stages<NT>
   }
 }
 
+// Tokens from token0 on, whose column tiles begin at act, of row blocks from `block` on.
 template <int QA, int QB, int NT>
-__global__ void __launch_bounds__(32 * WARPS, 2)
-    qgemm(const uint8_t* __restrict__ wa, const uint8_t* __restrict__ wb, const uint8_t* __restrict__ act,
-          const float* __restrict__ bias, const float* residual, float* y, int tiles_a, int tiles, int groups, int T, int rows,
-          int ld, int epilogue) {
+__device__ __forceinline__ void product(const uint8_t* wa, const uint8_t* wb, const uint8_t* act, int block, int token0, int tiles_a,
+                                        int tiles, int groups, const Output& out) {
   __shared__ __align__(16) uint8_t staged[STAGES * NT * STAGED];
-  const int lane = threadIdx.x, warp = threadIdx.y, token0 = blockIdx.x * (8 * NT);
+  const int lane = threadIdx.x, warp = threadIdx.y;
   const int blocks_a = (tiles_a + WARPS - 1) / WARPS;
-  const bool second = static_cast<int>(blockIdx.y) >= blocks_a;  // of the two tensors
-  const int tile = second ? tiles_a + (blockIdx.y - blocks_a) * WARPS + warp : blockIdx.y * WARPS + warp;
+  const bool second = block >= blocks_a;  // of the two tensors
+  const int tile = second ? tiles_a + (block - blocks_a) * WARPS + warp : block * WARPS + warp;
   const bool mine = tile < (second ? tiles : tiles_a);
-  const uint32_t stride = column_tile_bytes(groups);
-  Stages<NT> stages = {staged, act + static_cast<size_t>(blockIdx.x) * NT * stride, stride, min(NT, (T - token0 + 7) / 8), Walk(groups)};
+  Stages<NT> stages = {staged, act, column_tile_bytes(groups), min(NT, (out.tokens - token0 + 7) / 8), Walk(groups)};
   for (int i = 0; i < STAGES - 1; ++i) stages.fill();
   volatile float total[NT][4];  // in memory: touched once a part, its registers would halve the warps of an SM
   if (QA == QB || !second)
@@ -106,18 +106,39 @@ __global__ void __launch_bounds__(32 * WARPS, 2)
   else
     row_tile<QB, NT>(wb + (tile - tiles_a) * tile_bytes<QB>(groups), mine, stages, groups, lane, total);
   if (!mine) return;
-  const Output out = {bias, residual, y, rows, T, ld, epilogue};
   const int g = lane >> 2, t = lane & 3;
 #pragma unroll
   for (int n = 0; n < NT; ++n)
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int token = token0 + n * 8 + 2 * t + i;
-      if (epilogue != STORE) {
+      if (out.epilogue != STORE) {
         put_pair(out, tile, g, token, total[n][i], total[n][2 + i]);
         continue;
       }
       put(out, tile, g, token, total[n][i]);
       put(out, tile, g + 8, token, total[n][2 + i]);
     }
+}
+
+template <int QA, int QB, int NT>
+__global__ void __launch_bounds__(32 * WARPS, 2)
+    qgemm(const uint8_t* __restrict__ wa, const uint8_t* __restrict__ wb, const uint8_t* __restrict__ act,
+          const float* __restrict__ bias, const float* residual, float* y, int tiles_a, int tiles, int groups, int T, int rows,
+          int ld, int epilogue) {
+  const Output out = {bias, second_bias(bias, rows), residual, y, rows, T, ld, epilogue};
+  const uint8_t* columns = act + static_cast<size_t>(blockIdx.x) * NT * column_tile_bytes(groups);
+  product<QA, QB, NT>(wa, wb, columns, blockIdx.y, blockIdx.x * (8 * NT), tiles_a, tiles, groups, out);
+}
+
+template <int Q, int NT>
+__global__ void __launch_bounds__(32 * WARPS, 2)
+    qgemm_experts(const uint8_t* __restrict__ w, const uint8_t* __restrict__ act, const int4* __restrict__ items,
+                  const float* __restrict__ bias, const float* __restrict__ bias_up, float* y, int tiles, int groups, int rows, int ld,
+                  int epilogue) {
+  const Item item(items);
+  if (!item.there()) return;
+  const uint8_t* own = w + static_cast<size_t>(item.expert) * tiles * tile_bytes<Q>(groups);
+  const uint8_t* columns = act + static_cast<size_t>(item.tile) * column_tile_bytes(groups);
+  product<Q, Q, NT>(own, own, columns, blockIdx.x, 0, tiles, tiles, groups, item.output(bias, bias_up, y, rows, ld, epilogue));
 }

@@ -1,11 +1,6 @@
 // repack_float.cu: rows of F32, F16 and BF16 as a GGUF file holds them into the order of fmm.cu, and back.
 #include "formats.cuh"
 
-template <int Q>
-__device__ constexpr int value_bytes() {
-  return Q == F32 ? 4 : 2;
-}
-
 // grid = (ceil(K / 256), tiles), block = 256: a thread moves one value of each of 16 rows. src2 as in repack.cu.
 template <int Q>
 __global__ void repack_float(const uint8_t* __restrict__ src, const uint8_t* __restrict__ src2, uint8_t* __restrict__ dst, int rows, int k) {

@@ -126,13 +126,14 @@ __device__ __forceinline__ bool any_thread(bool bad, int d, int (&part)[32]) {
   return found;
 }
 
-// grid (T, n_heads + n_kv), block head_dim rounded up to 32. q, k, v: float [T][...], ld floats
-// from token to token; turns [T][n_rot] or null; norms null or [head_dim]; q_out halves
+// grid (T, n_heads + n_kv), block head_dim rounded up to 32. q, k, v: float [T][...], each with its
+// floats from token to token; turns [T][n_rot] or null; norms null or [head_dim]; q_out halves
 // [T][n_heads][DP], zero past head_dim, times q_scale, NaN where they are not finite; kvpos [T]:
 // the token's place in its sequence, -1 for padding, which writes neither K nor V.
 template <int KV>
 __global__ void rope_kv(const float* __restrict__ q, const float* __restrict__ k,
-                        const float* __restrict__ v, int ld, const float* __restrict__ turns,
+                        const float* __restrict__ v, int ldq, int ldk, int ldv,
+                        const float* __restrict__ turns,
                         const float* __restrict__ q_norm, const float* __restrict__ k_norm,
                         float eps_q, float eps_k, float q_scale, uint16_t* __restrict__ q_out,
                         uint8_t* __restrict__ pool, long long page_bytes, long long k_off,
@@ -145,7 +146,7 @@ __global__ void rope_kv(const float* __restrict__ q, const float* __restrict__ k
   const bool is_q = static_cast<int>(blockIdx.y) < n_heads, used = d < head_dim;
   const int head = is_q ? blockIdx.y : blockIdx.y - n_heads, pos = kvpos[token];
   const float* from =
-      is_q ? q + static_cast<size_t>(token) * ld : k + static_cast<size_t>(token) * ld;
+      is_q ? q + static_cast<size_t>(token) * ldq : k + static_cast<size_t>(token) * ldk;
   const float* norm = is_q ? q_norm : k_norm;
   float x = used ? from[head * head_dim + d] : 0.0f;
   if (norm) x = head_norm(x, norm, is_q ? eps_q : eps_k, d, head_dim, part);
@@ -159,7 +160,7 @@ __global__ void rope_kv(const float* __restrict__ q, const float* __restrict__ k
     return;
   }
   if (pos < 0) return;
-  float y = used ? v[static_cast<size_t>(token) * ld + head * head_dim + d] : 0.0f;
+  float y = used ? v[static_cast<size_t>(token) * ldv + head * head_dim + d] : 0.0f;
   if (KV == KV_Q4R) y = hadamard(y, d, head_dim, room);
   uint16_t k_scale = 0, v_scale = 0;
   int k_code = encode<KV>(x, used, k_scale), v_code = encode<KV>(y, used, v_scale);

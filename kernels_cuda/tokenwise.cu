@@ -174,7 +174,7 @@ __device__ __forceinline__ void quantize_row(const F& value, int k, int token, u
 }
 
 // grid T, block a multiple of 32 threads. For token t, from row s = gather ? gather[t] : t of x and
-// y:
+// y, if that is not negative:
 //   v = x[s] (+ y[s], or its rms norm times wy); sum[t] = v; v *= scale; v = its rms norm over
 //   `group` values times w; out: v itself, float [T][ldo], or its digits (ACTS). y, wy, gather,
 //   sum, w may be null; sum and out may be x or y,
@@ -187,6 +187,7 @@ __global__ void __launch_bounds__(1024, 1)
               const float* __restrict__ w, float eps, int group, void* out, int ldo, int k) {
   __shared__ float part[32], of_chunk[MAX_CHUNKS];
   const int token = blockIdx.x, source = gather ? gather[token] : token;
+  if (source < 0) return;
   Row row = {x + static_cast<size_t>(source) * ldx, nullptr, wy, 0.0f, scale, k};
   if (y) row.y = y + static_cast<size_t>(source) * ldy;
   if (y && wy) {

@@ -38,11 +38,13 @@ def test_correctness(gpu: ModuleType) -> None:
     for name in gpu.cases.product_kernels():
         assert source(name)[1] == name
     run.check("products", lambda: gpu.cases.products(backend, rows=40, ks=(256,)))
+    run.check("experts", lambda: gpu.cases.experts(backend, 256, 256, 20))
     run.check("architectures", lambda: gpu.cases.architectures(backend, ["gemma2"]))
     run.check("long", lambda: gpu.cases.long_texts(backend, 300))
     backend.close()
     assert run.out["failures"] == []
     assert [r["ok"] for r in run.out["products"]] == [True] * 3
+    assert [r["ok"] for r in run.out["experts"]] == [True] * 3
     assert [r["case"] for r in run.out["architectures"]] == [
         "architecture gemma2", "pages of q8_0", "pages of q4r",
     ]  # fmt: skip
@@ -70,7 +72,9 @@ def test_measurements(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     heads = Attention(4, 2, 32, 0.2)
     run.part("attention", lambda: speed.attention(opened, (40,), (1, 2), ("f16",), heads, 2))
     run.part("models", lambda: speed.models(opened, "llama-tiny", "Q8_0", 1.0, n_ctx=320))
+    run.part("experts", lambda: speed.experts(opened, 12, [(2, 4, 256, 256)], (1, 9), 1))
     assert run.out["failures"] == []
+    assert [r["tokens"] for r in run.out["experts"]] == [1, 9]
     assert [r["tokens"] for r in run.out["products"]] == [1, 8]
     assert [r["rows"] for r in run.out["attention"]] == [1, 2]
     assert [r["what"] for r in run.out["models"]] == ["load", *["decode"] * 6, "prompt"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from edgerun.backends.cuda_recorder import (
     Lowered,
     Matmul,
     Matrix,
+    Mixture,
     Op,
     Prologue,
     Vector,
@@ -30,7 +32,7 @@ from edgerun.backends.cuda_recorder import (
 from edgerun.backends.recorder import Recorder
 from edgerun.gguf import GGUFFile
 
-Q4_K, Q6_K, F16, BF16 = 12, 14, 1, 30
+F32, Q4_K, Q6_K, F16, BF16, MXFP4 = 0, 12, 14, 1, 30, 39
 Types = Callable[[str], int]
 
 
@@ -44,11 +46,11 @@ def weights(
         if spec.optional and spec.name not in present:
             continue
         if spec.role == "vector":
-            handles[name] = Vector(at, spec.used_shape[0])
+            handles[name] = Vector(at, math.prod(spec.used_shape))
         else:
             kind = types(name)
-            takes: Any = "f32" if kind in (0, F16, BF16) else "acts"
-            n_out, n_in = spec.used_shape
+            takes: Any = "f32" if kind in (F32, F16, BF16) else "acts"
+            n_out, n_in = spec.used_shape[-2:]
             handles[name] = Matrix(at, n_out, n_in, kind, 16 * n_in, takes)
             if spec.role == "up":
                 gate = handles[name.replace("ffn_up", "ffn_gate")]
@@ -125,6 +127,23 @@ def test_post_norms_add_no_op(name: str) -> None:
     assert case.lowered.softcap == case.config.final_softcap
 
 
+def test_experts_and_the_sum_they_go_into_are_one_op() -> None:
+    def types(name: str) -> int:
+        return F32 if "gate_inp" in name else MXFP4
+
+    found = names(lowered("qwen3moe", types).lowered.ops)
+    # The router reads floats, and so do the columns that are made for experts.
+    assert found[1:10] == [*PLAIN[:6], "norm", "1 store", "Mixture"]
+    ops = lowered("gpt_oss", types).lowered.ops
+    mixtures = [op for op in ops if isinstance(op, Mixture)]
+    assert all(op.residual and op.digits and not op.ups for op in mixtures)
+    assert [op.gathered for op in mixtures] == [False] * (len(mixtures) - 1) + [True]
+    sunk = [op for op in ops if isinstance(op, Attend)]
+    assert all(op.sinks is not None for op in sunk)
+    scaled = lowered("granitemoe", types).lowered.ops  # a factor comes between
+    assert all(op.residual is None for op in scaled if isinstance(op, Mixture))
+
+
 def test_head_norms_and_biases_are_parts_of_what_is_there() -> None:
     qwen3 = lowered("qwen3").lowered.ops
     written = [op for op in qwen3 if isinstance(op, WriteKV)]
@@ -169,7 +188,9 @@ def all_bf16(name: str) -> int:
 
 
 @pytest.mark.parametrize("types", [mixed, floats, all_bf16])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2", "phi3"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "qwen2", "phi3", "qwen3moe", "gpt_oss", "granitemoe"]
+)
 @pytest.mark.parametrize("headless", [False, True])
 def test_what_is_read_was_written_and_nothing_else_overwrote_it(
     name: str, types: Types, headless: bool
@@ -210,8 +231,8 @@ def test_what_is_read_was_written_and_nothing_else_overwrote_it(
     assert not result.acts
 
 
-READS = ("x", "y", "q", "k", "v", "gate", "up", "residual")
-WRITES = ("out", "sum", "acts")
+READS = ("x", "y", "q", "k", "v", "gate", "up", "residual", "logits")
+WRITES = ("out", "sum", "acts", "choice", "columns", "units", "ups", "digits", "parts")
 
 
 def test_matrices_of_floats_and_codes_share_one_prologue() -> None:

@@ -59,3 +59,17 @@ def test_predictions_are_bound_by_memory_and_by_starts(static: ModuleType) -> No
         32 * 4096 * 8 * 128 * 4 / 1e6, rel=0.03
     )
     assert tight.megabytes < full.megabytes
+
+
+def test_a_mixture_reads_the_experts_it_chose(static: ModuleType) -> None:
+    m = static.MODELS["qwen3-30b-a3b"]
+    layer = 3 * m.width * m.ff * m.layers * 4.5 / 8  # bytes of one expert in all layers, Q4_K
+    found = {
+        t: sum(x.n * x.bytes for x in static.feed_forward(m, t) if "experts<" in x.kernel)
+        for t in (1, 16)
+    }
+    assert 8 * layer < found[1] < 8 * 1.4 * layer  # the down projection's are Q6_K
+    assert found[16] / found[1] == pytest.approx(16, rel=0.05)
+    dense = static.MODELS["llama-8b"]
+    assert sum(x.n for x in static.feed_forward(dense, 1)) == 4 * dense.layers
+    assert sum(x.n for x in static.feed_forward(m, 1)) == 8 * m.layers

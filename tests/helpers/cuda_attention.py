@@ -18,17 +18,18 @@ i32, i64, f32 = np.int32, np.int64, np.float32
 
 
 class Heads:
-    """Q, K and V of a batch in one buffer, as one product with three weights leaves them."""
+    """Q, K and V of a batch, each behind others' columns in a row stride of its own."""
 
     def __init__(self, q: F32, k: F32, v: F32) -> None:
-        self.ld = q.shape[1] + 2 * k.shape[1] + 5  # a row stride of its own
-        self.data = np.full((len(q), self.ld), np.nan, np.float32)
-        at = 0
-        self.offsets = []
-        for x in (q, k, v):
-            self.data[:, at : at + x.shape[1]] = x
-            self.offsets.append(self.data.ctypes.data + 4 * at)
-            at += x.shape[1]
+        self._kept: list[F32] = []
+        self.offsets: list[int] = []
+        self.lds: list[int] = []
+        for i, x in enumerate((q, k, v)):
+            data = np.full((len(x), x.shape[1] + 5 + 2 * i), np.nan, np.float32)
+            data[:, 2 * i : 2 * i + x.shape[1]] = x
+            self._kept.append(data)
+            self.offsets.append(data.ctypes.data + 8 * i)
+            self.lds.append(data.shape[1])
 
 
 class CudaAttention:
@@ -42,9 +43,11 @@ class CudaAttention:
         *,
         rope: Rope | None = None,
         norms: tuple[F32, F32] | None = None,
+        sinks: F32 | None = None,
         **build: Any,
     ) -> None:
         self.spec, self.kv_type, self._rope, self._norms = spec, kv_type, rope, norms
+        self.sinks = sinks
         part = shapes.kv_part_bytes(kv_type, spec.n_kv_heads, spec.head_dim)
         self.page_bytes, self.k_off, self.v_off = 2 * part + 96, 32, 64 + part
         self.pool = Guarded((n_pages, self.page_bytes), np.uint8, fill=0)
@@ -78,7 +81,8 @@ class CudaAttention:
             (batch.n_tokens, s.n_heads + s.n_kv_heads),
             dp,
             *(np.uint64(o) for o in heads.offsets),
-            *(i32(heads.ld), turns, norm_q, norm_k, f32(1e-5), f32(1e-6)),
+            *(i32(ld) for ld in heads.lds),
+            *(turns, norm_q, norm_k, f32(1e-5), f32(1e-6)),
             f32(shapes.query_scale(s.scale, s.softcap)[0]),
             queries.array,
             *self._pool_args(),
@@ -116,6 +120,7 @@ class CudaAttention:
             *(queries.array, *self._pool_args(), tiles, batch.row_start, batch.n_past),
             *(batch.pages, i32(batch.pages.shape[1]), i32(n), i32(s.n_heads), i32(s.n_kv_heads)),
             *(i32(s.head_dim), i32(s.window), f32(shapes.query_scale(s.scale, s.softcap)[1])),
+            self.sinks,
             left.array if parts else out.array,
         )
         if parts:
@@ -136,7 +141,8 @@ class CudaAttention:
             (batch.n_tokens, s.n_heads),
             shapes.padded_head(s.head_dim),
             *(left.array, _row_of(batch), places(batch), batch.n_past, i32(splits)),
-            *(i32(batch.n_tokens), i32(s.n_heads), i32(s.head_dim), i32(s.window), out.array),
+            *(i32(batch.n_tokens), i32(s.n_heads), i32(s.head_dim), i32(s.window)),
+            *(self.sinks, out.array),
         )
 
     def stored(self, page: int) -> tuple[F32, F32]:

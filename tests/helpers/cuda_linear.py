@@ -9,7 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgerun.backends import cuda_experts
 from edgerun.backends import cuda_weights as cw
+from edgerun.backends.cuda_lowered import Choice
 from helpers import simt
 from helpers.cuda_act import Digits
 
@@ -23,10 +25,11 @@ _QUANTIZED = (
     "qmm<{0},{0},1>",
     "qmm<{0},{0},2>",
     "qgemm<{0},{0},4>",
+    "qgemm_experts<{0},4>",
     "repack<{0}>",
     "unpack_rows<{0}>",
 )
-_FLOAT = ("fmm<{0}>", "repack_float<{0}>", "unpack_float_rows<{0}>")
+_FLOAT = ("fmm<{0}>", "fmm_experts<{0}>", "repack_float<{0}>", "unpack_float_rows<{0}>")
 
 
 def unit(t: int) -> tuple[str, tuple[str, ...]]:
@@ -34,6 +37,8 @@ def unit(t: int) -> tuple[str, tuple[str, ...]]:
     is_float = t in cw.FLOAT_TYPES
     files = ("fmm.cu", "repack_float.cu") if is_float else _FILES
     names = tuple(n.format(t) for n in (_FLOAT if is_float else _QUANTIZED))
+    if not is_float:  # as wide as the type allows
+        names += (cuda_experts.product(t, 1, 256, 16, Choice(1, 1)).shape.name,)
     return "".join(f'#include "{f}"\n' for f in files), names
 
 

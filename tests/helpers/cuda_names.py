@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from edgerun.backends import cuda_attention, cuda_kernels, cuda_weights
+from edgerun.backends import cuda_attention, cuda_experts, cuda_kernels, cuda_weights
+from edgerun.backends.cuda_lowered import Choice
 
 #: Consumer cards from the RTX 20 to the RTX 50 series, and the data-centre ones between.
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 HEADS = (64, 80, 96, 128, 256)
 _PLAIN = ("argmax", "argmax_part", "copy_page", "glu", "rotate_heads")
+_EXPERTS = ("route", "place", "sum_experts")
 
 
 def attention(head_dim: int, kv_type: str) -> list[str]:
@@ -28,9 +30,18 @@ def products(ggml_type: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def of_experts(ggml_type: int) -> list[str]:
+    """All products with experts of a type, for few tokens, some, and many to an expert."""
+    experts = Choice(4, 8)
+    tokens = (1,) if ggml_type in cuda_weights.FLOAT_TYPES else (1, 9, 17, 512)
+    found = [cuda_experts.product(ggml_type, 8, 1024, n, experts).shape.name for n in tokens]
+    return list(dict.fromkeys(found))
+
+
 def everything() -> Iterator[str]:
     """Every instance that some model needs."""
     yield from _PLAIN
+    yield from _EXPERTS
     yield from (f"tokenwise<{acts}>" for acts in (0, 1))
     for kv_type in cuda_attention.KV_CODES:
         yield cuda_attention.rope_kv_name(kv_type)
@@ -39,6 +50,7 @@ def everything() -> Iterator[str]:
     yield from (cuda_attention.merge_name(d) for d in HEADS)
     for ggml_type in cuda_weights.LINEAR_TYPES:
         yield from products(ggml_type)
+        yield from of_experts(ggml_type)
     yield cuda_weights.matmul(12, 14, 8, 8, 1024, 1).name
     yield cuda_weights.matmul(12, 14, 8, 8, 1024, 64).name
 
@@ -54,11 +66,16 @@ def some(arch: int) -> list[str]:
     few = [n for n in products(types[turn]) if not n.startswith("qgemm")]
     many = [n for n in products(types[(turn + 7) % len(types)]) if n.startswith("qgemm")]
     floats = products(cuda_weights.FLOAT_TYPES[turn % 3])
+    experts = of_experts(types[(turn + 4) % len(types)])
+    float_experts = of_experts(cuda_weights.FLOAT_TYPES[(turn + 1) % 3])
     chosen = [
         few[turn % 2],
         *few[2:],
         prompt,
         *floats,
+        experts[turn % len(experts)],
+        *float_experts,
+        *_EXPERTS,
         many[turn % len(many)],
         split if turn % 2 else decode,
     ]

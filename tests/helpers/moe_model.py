@@ -48,6 +48,7 @@ def moe_model(
     *,
     seed: int = 0,
     kind: int = GGML_F32,
+    up: int | None = None,
     down: int | None = None,
     n_embd: int = 64,
     n_ff: int = 32,
@@ -61,9 +62,9 @@ def moe_model(
     extra: dict[str, Any] | None = None,
     spoil: dict[str, Any] | None = None,
 ) -> Path:
-    """``arch`` is qwen3moe or gpt-oss. ``kind`` is the type of the experts, ``down`` of their
-    second matrix if it has another; attention and router are F32. ``spoil`` maps names of F32
-    tensors to other values."""
+    """``arch`` is qwen3moe or gpt-oss. ``kind`` is the type of the experts, ``up`` and ``down``
+    of those matrices if they have another; attention and router are F32. ``spoil`` maps names of
+    F32 tensors to other values."""
     rng = np.random.default_rng(seed)
     oss = arch == "gpt-oss"
     n_vocab = FIRST_PIECE_ID + len(PIECES)
@@ -94,7 +95,8 @@ def moe_model(
         for part, n_out, n_in in (
             ("gate", n_ff, n_embd), ("up", n_ff, n_embd), ("down", n_embd, n_ff),
         ):  # fmt: skip
-            type_ = down if part == "down" and down is not None else kind
+            type_ = {"up": up, "down": down}.get(part)
+            type_ = kind if type_ is None else type_
             add(f"{b}ffn_{part}_exps.weight", n_experts, n_out, n_in, type_=type_)
             if oss:
                 add(f"{b}ffn_{part}_exps.bias", n_experts, n_out)

@@ -25,3 +25,8 @@ LINEAR: tuple[tuple[str, T, int, int], ...] = tuple(
     for t in types
     for n, k in shapes
 )
+
+#: Products with experts, ``("experts", type, n_rows, k)``: rows that fill no tile, of one expert.
+EXPERTS: tuple[tuple[str, T, int, int], ...] = tuple(
+    ("experts", t, 17, k) for types, k in ((BLOCK_32, 352), (BLOCK_256, 768)) for t in types
+)

@@ -79,6 +79,30 @@ def test_agrees_with_the_reference(
     kv_type: str,
     rng: np.random.Generator,
 ) -> None:
+    check_against_reference(case, kv_type, rng)
+
+
+@pytest.mark.parametrize(
+    ("case", "kv_type"),
+    [(ATTENTION[0], "f16"), (ATTENTION[1], "q4r"), (ATTENTION[2], "q8_0"), (ATTENTION[4], "q4r")],
+    ids=lambda c: "-".join(map(str, c)) if isinstance(c, tuple) else c,
+)
+def test_sinks_agree_with_the_reference(
+    case: tuple[int, int, int, int, float, int, bool, bool],
+    kv_type: str,
+    rng: np.random.Generator,
+) -> None:
+    sinks = rng.normal(0, 3, case[0]).astype(np.float32)
+    sinks[:2] = 60, -60  # one head that looks at nothing else, one that is left alone
+    check_against_reference(case, kv_type, rng, sinks)
+
+
+def check_against_reference(
+    case: tuple[int, int, int, int, float, int, bool, bool],
+    kv_type: str,
+    rng: np.random.Generator,
+    sinks: F32 | None = None,
+) -> None:
     n_heads, n_kv, head_dim, window, softcap, n_rot, interleaved, normed = case
     spec = Attention(n_heads, n_kv, head_dim, head_dim**-0.5, softcap, window)
     freq = (1 / 10000 ** (np.arange(n_rot // 2) * 2 / max(n_rot, 1))).astype(np.float32)
@@ -87,7 +111,7 @@ def test_agrees_with_the_reference(
     norms = (weights[0], weights[1]) if weights is not None else None
     long = 290 if head_dim == 64 and n_heads < 20 else 50
     s = Sequences(spec, [long + 12, 9, 40], rng)
-    device = CudaAttention(spec, kv_type, s.n_pages, rope=rope, norms=norms)
+    device = CudaAttention(spec, kv_type, s.n_pages, rope=rope, norms=norms, sinks=sinks)
     reference = ReferenceKV([KVLayer(n_kv, head_dim, window)], s.n_pages, kv_type)
     steps = [
         [(0, 0, long), (1, 0, 2)],
@@ -103,7 +127,7 @@ def test_agrees_with_the_reference(
             q, k = ops.rms_norm(q, norms[0], 1e-5), ops.rms_norm(k, norms[1], 1e-6)
         if rope is not None:
             q, k = ops.rope(q, head_dim, rope), ops.rope(k, head_dim, rope)
-        wanted = ops.attention(q, k, v, 0, spec)
+        wanted = ops.attention(q, k, v, 0, spec, sinks)
         found = [device.attend(batch, queries, *way) for way in ways(head_dim)]
         np.testing.assert_allclose(found[0], wanted, **CLOSE)
         assert np.sqrt(np.mean(np.square(found[0] - wanted))) < 4e-4
@@ -255,6 +279,10 @@ BUGS = {
         "now = 1.0f;",
     ),
     "the merge leaves out a split": ("attention.cu", "int i = first;", "int i = first + 1;"),
+    "a sink is a score of another base": ("attention.cu", "*sink * LOG2_E", "*sink"),
+    "a sink knows no shifted maxima": ("attention.cu", "SHIFTED_ONE, now)", "1.0f, now)"),
+    "a sink leaves the sums": ("attention.cu", "return before * recip", "return recip"),
+    "the merge knows no sinks": ("attention.cu", "sinks ? sinks + head : nullptr", "nullptr"),
     "queries are scaled after they are halves": (
         "rope_kv.cu",
         "float_to_half(x * q_scale)",
@@ -281,10 +309,11 @@ def test_planted_bugs_are_found(bug: str, rng: np.random.Generator) -> None:
     s = Sequences(spec, [290], rng)
     s.heads[0][2][286] = np.nan
     rows = [[(0, 0, 260)], [(0, 260, 30)]]
-    sound = CudaAttention(spec, "f16", s.n_pages, norms=norms)
+    sinks = np.array([0.7, -0.4], np.float32)
+    sound = CudaAttention(spec, "f16", s.n_pages, norms=norms, sinks=sinks)
     wanted = [step(sound, s, r, (1, 1), True) for r in rows]
     sources = {file: source.replace(old, new)}
-    broken = CudaAttention(spec, "f16", s.n_pages, norms=norms, sources=sources)
+    broken = CudaAttention(spec, "f16", s.n_pages, norms=norms, sinks=sinks, sources=sources)
     assert any(_differs(broken, order, s, rows, wanted) for order in ORDERS)
 
 

@@ -25,6 +25,9 @@ _CODE = """
 from pathlib import Path
 import numpy as np
 from helpers.cuda_linear import Matrix, compiled
+from helpers.cuda_experts import FILE, Stack, columns, route, total
+from helpers import simt
+from edgerun.backends.base import Experts
 from edgerun.backends import cuda_weights as cw
 for t in {types!r}:
     m = compiled(t, {names!r}, sanitizer={san!r}, folder=Path({folder!r}))
@@ -44,7 +47,22 @@ for t in {types!r}:
         plain.run(x[:tokens], bias, np.zeros((tokens, 17), np.float32))
     pair.run(x, epilogue=cw.Epilogue.GELU_MUL)
     plain.rows([0, -2, 17], named=[3, 16])
+    stack = Stack(m, t, np.stack(rows), k, np.stack(rows[::-1]))
+    expert = np.array([[1]] * 9 + [[0]] * 11, np.int32)
+    few = stack.product(columns(expert, 2, (1, 1)), 16).tiles
+    choice = columns(expert, 2, (few, 4))
+    for product in (stack.product(choice, 16), stack.product(choice)):
+        biases = np.ones((2, 2, 17), np.float32)
+        y = stack.run(x, choice, *biases, cw.Epilogue.SWIGLU_OAI, product)
     print("done", t)
+if not {fault!r}:
+    m = simt.build(FILE, sanitizer={san!r})
+    for n in (20, 40):
+        logits = rng.standard_normal((n, 40), dtype=np.float32)
+        where = np.arange(n, dtype=np.int32) - 2
+        found, share = route(m, logits, Experts(40, 3, 32), (1, 4), where)
+        parts = np.ones((len(found.token), 8), np.float32)
+        total(m, parts, found.column, share, np.ones((n, 8), np.float32))
 """
 
 
