@@ -23,7 +23,8 @@ namespace q8 {
 
 enum { REC = 48 };  // bytes a column
 // Columns that one pass over a tile takes, those that several passes take while it is in cache, and columns of a block of the byte
-// kernel; TILES: whether it has a tile multiplier. Where registers hold few columns, unpacking a tile again costs more than writing its bytes down.
+// kernel; TILES: whether that has a tile multiplier. Where registers hold few columns, unpacking a tile again costs more than
+// writing its bytes down.
 #if defined(__AMX_INT8__)
 enum { DIRECT = 12, PASSES = 24, BLOCK_C = 16, TILES = 1 };
 #elif defined(__AVX512VNNI__)

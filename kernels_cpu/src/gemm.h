@@ -14,10 +14,10 @@ namespace q8 {
 // where its results go.
 struct Ahead {
   const uint8_t *act, *w;
-  int lines;         // of weights for every 32 k
-  const float* out;  // null: no results yet
-  int64_t ldo;
-  bool both;         // two lines of results a column
+  int lines;               // of weights for every 32 k
+  const float *out, *add;  // null: no results yet, nothing that they are added to
+  int64_t ldo, ld_add;
+  bool both;               // two lines of results a column
   template <int BYTES>
   void columns(int b) const {
     for (int i = 0; i < BLOCK_C * BYTES; i += 64) __builtin_prefetch(act + b * BLOCK_C * REC + i, 0, 3);
@@ -31,6 +31,8 @@ struct Ahead {
     for (int c = b * 2; c < b * 2 + 2; c++) {
       __builtin_prefetch(out + c * ldo, 1, 3);
       if (both) __builtin_prefetch(out + c * ldo + R, 1, 3);
+      if (add) __builtin_prefetch(add + c * ld_add, 0, 3);
+      if (add && both) __builtin_prefetch(add + c * ld_add + R, 0, 3);
     }
   }
 };
@@ -153,7 +155,8 @@ static void two_tiles(const Gemm& g, const Pair& w, const uint8_t* act, int K, i
     for (int i = 0; i < nt; i++, a += act_tile) {
       const size_t fetched = 2 * at + size_t(i * blocks * share) * 64;
       const Ahead ahead = {i + 1 < nt ? a + act_tile : a_next, fetched < g.tile ? w.next_first + fetched : w.next_second + (fetched - g.tile),
-                           i * share < have ? share : 0, k0 + kn == K ? results.out + i * BLOCK_C * results.ldo : nullptr, results.ldo,
+                           i * share < have ? share : 0, k0 + kn == K ? results.out + i * BLOCK_C * results.ldo : nullptr,
+                           results.add ? results.add + i * BLOCK_C * results.ld_add : nullptr, results.ldo, results.ld_add,
                            results.both && !results.glu};
       g.block(slice, a, blocks, sums.first + i * BLOCK_C * 2 * R, k0 == 0, ahead, M - i * BLOCK_C);
       if (k0 + kn == K) finish_columns(results, sums, i * BLOCK_C, i + 1 < nt ? (i + 1) * BLOCK_C : M);

@@ -28,7 +28,8 @@ struct Multiplier {
 };
 
 // Codes of 16 columns times those of two tiles, into sums 0 and 1 or 2 and 3; tile registers are named by literals only. What these
-// held, the product before the last, is stored, if `zero` and `one` are not null: the multiplier takes its time.
+// held, the product before the last, is stored first, the first tile's to `zero` and the second's to `one`, unless those are null: a
+// product takes longer than the next one's loads.
 #define ER_MULTIPLY(S0, S1)                                       \
   _tile_loadd(4, a, 32);                                          \
   _tile_loadd(5, w, 2 * VB);                                      \
@@ -133,13 +134,17 @@ ER_INL void phase(const uint8_t* slice, const uint8_t* act, int b0, int n, float
       products(b, Int<0>{}, true);
       add(b - 2, 0, zero);
     }
-    // the last two, the second of them in sums 0 and 1 if n is odd
-    if (n % 2) store_sums<0>(zero[0], one[n - 1]);
-    else store_sums<0>(zero[0], one[n - 2]);
-    if (n > 1) store_sums<1>(zero[1], one[n % 2 ? n - 2 : n - 1]);
-    if (n > 1 && n % 2) add(n - 2, 0, zero + 1);
-    if (n % 2) add(n - 1, 0, zero);
-    else add(n - 2, 0, zero), add(n - 1, 0, zero + 1);
+    if (n % 2) {
+      if (n > 1) store_sums<1>(zero[1], one[n - 2]);
+      store_sums<0>(zero[0], one[n - 1]);
+      if (n > 1) add(n - 2, 0, zero + 1);
+      add(n - 1, 0, zero);
+    } else {
+      store_sums<0>(zero[0], one[n - 2]);
+      store_sums<1>(zero[1], one[n - 1]);
+      add(n - 2, 0, zero);
+      add(n - 1, 0, zero + 1);
+    }
   }
   ER_EACH stf(fo + c * 2 * R, f[c]);
   ER_EACH f[c] = first ? zero_f() : ldf(fo + (c * 2 + 1) * R);
@@ -190,29 +195,36 @@ ER_INL void add_group(float* fo, const int32_t (*sums)[2][16][R], const uint8_t*
   }
 }
 
-// The second digits of blocks b0 .. b0 + nb, a group's products while the sums of the one before are added. fo: [columns][2][R].
+// The second digits of blocks b0 .. b0 + nb, a group's sums added while the next one or two are multiplied. fo: [columns][2][R].
 template <class Q>
 static void second_blocks(const uint8_t* w, const Seconds& s, const uint8_t*, int b0, int nb, float* fo, uint32_t) {
-  enum { RECORD = slice_record<Q::HALVES>(), PARTS = Q::HALVES + 1 };
-  alignas(64) int32_t sums[2][PARTS][2][16][R];
-  const auto products = [&](const uint8_t* w, const uint8_t* g, int at) __attribute__((always_inline)) {
-    multiply<0>(w, g, nullptr, nullptr);
-    if constexpr (Q::HALVES) multiply<1>(w + 8 * VB, g + 16, nullptr, nullptr);
-    store_sums<0>(sums[at][0][0], sums[at][0][1]);
-    if constexpr (Q::HALVES) store_sums<1>(sums[at][1][0], sums[at][1][1]);
+  enum { RECORD = slice_record<Q::HALVES>(), BEHIND = Q::HALVES ? 1 : 2 };
+  struct Part { const uint8_t *w, *g; const Second* columns; int n; } parts[BEHIND];
+  alignas(64) int32_t sums[2][2][16][R];  // of both halves or of two groups
+  const uint8_t* g = s.records + size_t(s.group[b0]) * GROUP;
+  int k = 0;
+  const auto add = [&](int k) __attribute__((always_inline)) {
+    const Part& p = parts[k % BEHIND];
+    add_group<Q>(fo, sums + k % BEHIND, p.w, p.g, p.columns, p.n);
   };
-  const uint8_t *g = s.records + size_t(s.group[b0]) * GROUP, *before = nullptr, *w_before = nullptr;
-  const Second* columns = nullptr;
-  int n = 0, at = 0;
+  const auto products = [&](auto pair, const uint8_t* w, const uint8_t* a, bool store) __attribute__((always_inline)) {
+    int32_t (*const to)[16][R] = sums[pair.v];
+    multiply<decltype(pair)::v>(w, a, store ? to[0] : nullptr, store ? to[1] : nullptr);
+  };
   for (int b = b0; b < b0 + nb; b++, w += RECORD)
-    for (int i = s.start[b]; i < s.start[b + 1]; i += BLOCK_C, g += GROUP, at ^= 1) {
-      products(w, g, at);
-      if (before) add_group<Q>(fo, sums[at ^ 1], w_before, before, columns, n);
-      before = g, w_before = w, columns = s.all + i, n = s.start[b + 1] - i < BLOCK_C ? s.start[b + 1] - i : int(BLOCK_C);
+    for (int i = s.start[b]; i < s.start[b + 1]; i += BLOCK_C, g += GROUP, k++) {
+      const int n = s.start[b + 1] - i < BLOCK_C ? s.start[b + 1] - i : int(BLOCK_C);
+      for (int j = 0; j < GROUP; j += 64) __builtin_prefetch(g + GROUP + j, 0, 3);
+      if (Q::HALVES || k % 2 == 0) products(Int<0>{}, w, g, k >= BEHIND);
+      if (Q::HALVES || k % 2) products(Int<1>{}, Q::HALVES ? w + 8 * VB : w, Q::HALVES ? g + 16 : g, k >= BEHIND);
+      if (k >= BEHIND) add(k - BEHIND);
+      parts[k % BEHIND] = {w, g, s.all + i, n};
       for (int c = 0; c < n; c++)
-        for (int q = 0; q < 2; q++) __builtin_prefetch(fo + (size_t(columns[c].column) * 2 + q) * R, 1, 3);
+        for (int q = 0; q < 2; q++) __builtin_prefetch(fo + (size_t(s.all[i + c].column) * 2 + q) * R, 1, 3);
     }
-  if (before) add_group<Q>(fo, sums[at ^ 1], w_before, before, columns, n);
+  if (k > 0) store_sums<0>(sums[0][0], sums[0][1]);
+  if (Q::HALVES ? k > 0 : k > 1) store_sums<1>(sums[1][0], sums[1][1]);
+  for (int i = k < BEHIND ? 0 : k - BEHIND; i < k; i++) add(i);
 }
 
 }  // namespace q8
