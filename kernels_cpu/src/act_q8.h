@@ -23,13 +23,14 @@ namespace q8 {
 
 enum { REC = 48 };  // bytes a column
 // Columns that one pass over a tile takes, those that several passes take while it is in cache, and columns of a block of the byte
-// kernel. Where registers hold few columns, unpacking a tile again costs more than writing its bytes down.
+// kernel; TILES: whether that has a tile multiplier. Where registers hold few columns, unpacking a tile again costs more than
+// writing its bytes down.
 #if defined(__AMX_INT8__)
-enum { DIRECT = 12, PASSES = 24, BLOCK_C = 16 };
+enum { DIRECT = 12, PASSES = 24, BLOCK_C = 16, TILES = 1 };
 #elif defined(__AVX512VNNI__)
-enum { DIRECT = 12, PASSES = 36, BLOCK_C = 6 };
+enum { DIRECT = 12, PASSES = 36, BLOCK_C = 6, TILES = 0 };
 #else
-enum { DIRECT = 6, PASSES = 6, BLOCK_C = 4 };
+enum { DIRECT = 6, PASSES = 6, BLOCK_C = 4, TILES = 0 };
 #endif
 
 // Columns of a tile of an M-column operand: the direct kernels that exist, or the byte kernel's block.

@@ -10,16 +10,30 @@ namespace ER_ISA {
 namespace q8 {
 
 // What a column tile's work fetches meanwhile, a little at a time, since cores wait once a dozen lines are under way: the next
-// column tile to L1, and its share of the next two weight tiles to L2, in the order they lie in, which processors then go on with.
+// column tile to L1, its share of the next two weight tiles to L2, in the order they lie in, which processors then go on with, and
+// where its results go.
 struct Ahead {
   const uint8_t *act, *w;
-  int lines;  // of weights for every 32 k
+  int lines;               // of weights for every 32 k
+  const float *out, *add;  // null: no results yet, nothing that they are added to
+  int64_t ldo, ld_add;
+  bool both;               // two lines of results a column
+  template <int BYTES>
   void columns(int b) const {
-    for (int i = 0; i < BLOCK_C * REC; i += 64) __builtin_prefetch(act + b * BLOCK_C * REC + i, 0, 3);
+    for (int i = 0; i < BLOCK_C * BYTES; i += 64) __builtin_prefetch(act + b * BLOCK_C * REC + i, 0, 3);
   }
-  void weights(int b, int from, int to) const {
+  void weights(int b) const {
     const uint8_t* p = w + int64_t(b) * lines * 64;
-    for (int i = from; i < to; i++) __builtin_prefetch(p + i * 64, 0, 2);
+    for (int i = 0; i < lines; i++) __builtin_prefetch(p + i * 64, 0, 2);
+  }
+  void results(int b) const {
+    if (!out || b * 2 >= BLOCK_C) return;
+    for (int c = b * 2; c < b * 2 + 2; c++) {
+      __builtin_prefetch(out + c * ldo, 1, 3);
+      if (both) __builtin_prefetch(out + c * ldo + R, 1, 3);
+      if (add) __builtin_prefetch(add + c * ld_add, 0, 3);
+      if (add && both) __builtin_prefetch(add + c * ld_add + R, 0, 3);
+    }
   }
 };
 
@@ -45,13 +59,13 @@ static void block(const uint8_t* w, const uint8_t* a, int nb, float* fo, bool fi
   vf f[C][2];
   ER_EACH for (int q = 0; q < 2; q++) f[c][q] = first ? zero_f() : ldf(fo + (c * 2 + q) * R);
   for (int b = 0; b < nb; b++, w += slice_record<Q::HALVES>(), a += C * REC) {
-    ahead.columns(b);
-    ahead.weights(b, 0, ahead.lines);
+    ahead.template columns<REC>(b);
+    ahead.weights(b);
+    ahead.results(b);
     add_record<Q, C>(f, w, Tiled<C>{a});
   }
   ER_EACH for (int q = 0; q < 2; q++) stf(fo + (c * 2 + q) * R, f[c][q]);
 }
-#endif
 
 // The second digits of blocks b0 .. b0 + nb. fo: [columns][2][R], column `spare` for whatever comes of filling up.
 template <class Q>
@@ -72,6 +86,7 @@ static void second_blocks(const uint8_t* w, const Seconds& s, const uint8_t* act
           for (int q = 0; q < 2; q++) stf(fo + (column * 2 + q) * R, f[0][q]);
         });
 }
+#endif
 
 struct Gemm {
   size_t tile;                                                   // bytes
@@ -140,7 +155,9 @@ static void two_tiles(const Gemm& g, const Pair& w, const uint8_t* act, int K, i
     for (int i = 0; i < nt; i++, a += act_tile) {
       const size_t fetched = 2 * at + size_t(i * blocks * share) * 64;
       const Ahead ahead = {i + 1 < nt ? a + act_tile : a_next, fetched < g.tile ? w.next_first + fetched : w.next_second + (fetched - g.tile),
-                           i * share < have ? share : 0};
+                           i * share < have ? share : 0, k0 + kn == K ? results.out + i * BLOCK_C * results.ldo : nullptr,
+                           results.add ? results.add + i * BLOCK_C * results.ld_add : nullptr, results.ldo, results.ld_add,
+                           results.both && !results.glu};
       g.block(slice, a, blocks, sums.first + i * BLOCK_C * 2 * R, k0 == 0, ahead, M - i * BLOCK_C);
       if (k0 + kn == K) finish_columns(results, sums, i * BLOCK_C, i + 1 < nt ? (i + 1) * BLOCK_C : M);
     }

@@ -27,26 +27,21 @@ struct Multiplier {
   Multiplier& operator=(const Multiplier&) = delete;
 };
 
-// Sums of a type whose sums start at START. A zero row stride makes of it all sixteen rows.
-alignas(64) static const int32_t start_sums[R] = {START, START, START, START, START, START, START, START,
-                                                  START, START, START, START, START, START, START, START};
-
-// Codes of 16 columns and of two tiles, multiplied into sums 0 and 1 or 2 and 3; tile registers are named by literals only.
+// Codes of 16 columns times those of two tiles, into sums 0 and 1 or 2 and 3; tile registers are named by literals only. What these
+// held, the product before the last, is stored first, the first tile's to `zero` and the second's to `one`, unless those are null: a
+// product takes longer than the next one's loads.
 #define ER_MULTIPLY(S0, S1)                                       \
-  if constexpr (BIASED) {                                         \
-    _tile_loadd(S0, start_sums, 0);                               \
-    _tile_loadd(S1, start_sums, 0);                               \
-  } else {                                                        \
-    _tile_zero(S0);                                               \
-    _tile_zero(S1);                                               \
-  }                                                               \
   _tile_loadd(4, a, 32);                                          \
   _tile_loadd(5, w, 2 * VB);                                      \
-  _tile_loadd(6, w + VB, 2 * VB);                                 \
+  if (zero) _tile_stored(S0, zero, 64);                           \
+  _tile_zero(S0);                                                 \
   _tile_dpbssd(S0, 4, 5);                                         \
+  _tile_loadd(6, w + VB, 2 * VB);                                 \
+  if (one) _tile_stored(S1, one, 64);                             \
+  _tile_zero(S1);                                                 \
   _tile_dpbssd(S1, 4, 6);
-template <int PAIR, bool BIASED>
-ER_INL void multiply(const uint8_t* w, const uint8_t* a) {
+template <int PAIR>
+ER_INL void multiply(const uint8_t* w, const uint8_t* a, int32_t (*zero)[R], int32_t (*one)[R]) {
   if constexpr (PAIR == 0) {
     ER_MULTIPLY(0, 1)
   } else {
@@ -55,60 +50,27 @@ ER_INL void multiply(const uint8_t* w, const uint8_t* a) {
 }
 #undef ER_MULTIPLY
 template <int PAIR>
-ER_INL void store_sums(int32_t (*sums)[16][R]) {
+ER_INL void store_sums(int32_t (*zero)[R], int32_t (*one)[R]) {
   if constexpr (PAIR == 0) {
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
+    _tile_stored(0, zero, 64);
+    _tile_stored(1, one, 64);
   } else {
-    _tile_stored(2, sums[0], 64);
-    _tile_stored(3, sums[1], 64);
+    _tile_stored(2, zero, 64);
+    _tile_stored(3, one, 64);
   }
 }
 
-// sums[block or half of one][tile][column][R] of n records. What one product left is stored while the next is under way.
-template <int HALVES, bool BIASED>
-ER_INL void multiply_blocks(const uint8_t* w, const uint8_t* a, int n, int32_t (*sums)[2][16][R]) {
-  enum { RECORD = slice_record<HALVES>(), COLUMNS = BLOCK_C * REC, W = 8 * VB };
-  if constexpr (HALVES) {
-    multiply<0, BIASED>(w, a);
-    multiply<1, BIASED>(w + W, a + 16);
-    store_sums<0>(sums[0]);
-#pragma GCC unroll 1
-    for (int b = 1; b < n; b++, sums += 2) {
-      w += RECORD;
-      a += COLUMNS;
-      multiply<0, BIASED>(w, a);
-      store_sums<1>(sums[1]);
-      multiply<1, BIASED>(w + W, a + 16);
-      store_sums<0>(sums[2]);
-    }
-    store_sums<1>(sums[1]);
-  } else {
-    multiply<0, BIASED>(w, a);
-#pragma GCC unroll 1
-    for (; n > 2; n -= 2, sums += 2) {
-      multiply<1, BIASED>(w + RECORD, a + COLUMNS);
-      store_sums<0>(sums[0]);
-      w += 2 * RECORD;
-      a += 2 * COLUMNS;
-      multiply<0, BIASED>(w, a);
-      store_sums<1>(sums[1]);
-    }
-    if (n == 2) multiply<1, BIASED>(w + RECORD, a + COLUMNS);
-    store_sums<0>(sums[0]);
-    if (n == 2) store_sums<1>(sums[1]);
-  }
-}
-
-// f[c] += a record's sums. w: the record's scales of this tile.
+// f[c] += a record's sums, [half][column]. w: the record's scales of the tile.
 template <class Q, int C>
-ER_INL void add_sums(vf (&f)[C], const int32_t (*sums)[2][16][R], int tile, const uint8_t* w, const Tiled<BLOCK_C>& a) {
+ER_INL void add_sums(vf (&f)[C], const int32_t (*sums)[16][R], const uint8_t* w, const Tiled<BLOCK_C>& a) {
   steps<0, Q::HALVES + 1>([&](auto half) __attribute__((always_inline)) {
     const vf d = ldf(w + half.v * 6 * VB);
     vf bias = d;
     if constexpr (Q::BIASED) bias = ldf(w + (half.v * 6 + 4) * VB);
     ER_EACH {
-      f[c] = fma(scaled<Q::BIASED>(ldi(sums[half.v][tile][c]), d, bias), bcf(a.d(c)), f[c]);
+      vi sum = ldi(sums[half.v][c]);
+      if constexpr (Q::BIASED) sum = add32(sum, all32(START));
+      f[c] = fma(scaled<Q::BIASED>(sum, d, bias), bcf(a.d(c)), f[c]);
     }
   });
   if constexpr (Q::MIN && !Q::HALVES) {
@@ -122,28 +84,88 @@ ER_INL void add_sums(vf (&f)[C], const int32_t (*sums)[2][16][R], int tile, cons
   }
 }
 
-// The first C columns of a column tile. fo: [BLOCK_C][2][R], read unless `first`. Sums of a few blocks wait in memory while the next
-// are multiplied: no instruction moves them to vectors, one that has just been stored is slow to load, and after a tile instruction
-// multiply-adds run at half their rate for some 150 cycles.
+// Blocks that go together: their sums share L1 with the slice.
+template <int HALVES> constexpr int phase_blocks() { return HALVES ? 6 : 12; }
+
+// n blocks of the first C columns of a column tile, the slice's from b0 on. f: [BLOCK_C][2][R], read unless `first`.
+// After a tile instruction multiply-adds run at half their rate for some 150 cycles. So the first tile's run beside the products, two
+// products behind, and the second's sums wait in memory for the time after.
+template <class Q, int C>
+ER_INL void phase(const uint8_t* slice, const uint8_t* act, int b0, int n, float* fo, bool first, const Ahead& ahead) {
+  enum { PARTS = Q::HALVES + 1, RECORD = slice_record<Q::HALVES>(), COLUMN = Q::MIN && Q::HALVES ? int(REC) : 40 };
+  alignas(64) int32_t zero[2][16][R], one[phase_blocks<Q::HALVES>() * PARTS][16][R];
+  const uint8_t *const w0 = slice + b0 * RECORD, *const a0 = act + b0 * BLOCK_C * REC;
+  vf f[C];
+  ER_EACH f[c] = first ? zero_f() : ldf(fo + c * 2 * R);
+  const auto products = [&](int b, auto part, bool store) __attribute__((always_inline)) {
+    enum { P = decltype(part)::v };
+    const uint8_t *w = w0 + b * RECORD, *a = a0 + b * BLOCK_C * REC;
+    if constexpr (Q::HALVES) multiply<P>(w + P * 8 * VB, a + P * 16, store ? zero[P] : nullptr, store ? one[2 * b - 2 + P] : nullptr);
+    else multiply<P>(w, a, store ? zero[P] : nullptr, store ? one[b - 2] : nullptr);
+  };
+  const auto add = [&](int b, int tile, const int32_t (*sums)[16][R]) __attribute__((always_inline)) {
+    add_sums<Q, C>(f, sums, w0 + b * RECORD + (16 + tile) * VB, Tiled<BLOCK_C>{a0 + b * BLOCK_C * REC});
+    if (!tile) ahead.weights(b0 + b);
+  };
+  if constexpr (Q::HALVES) {
+    products(0, Int<0>{}, false);
+    products(0, Int<1>{}, false);
+#pragma GCC unroll 1
+    for (int b = 1; b < n; b++) {
+      products(b, Int<0>{}, true);
+      products(b, Int<1>{}, true);
+      add(b - 1, 0, zero);
+    }
+    store_sums<0>(zero[0], one[2 * n - 2]);
+    store_sums<1>(zero[1], one[2 * n - 1]);
+    add(n - 1, 0, zero);
+  } else {
+    products(0, Int<0>{}, false);
+    if (n > 1) products(1, Int<1>{}, false);
+    int b = 2;
+#pragma GCC unroll 1
+    for (; b + 1 < n; b += 2) {
+      products(b, Int<0>{}, true);
+      add(b - 2, 0, zero);
+      products(b + 1, Int<1>{}, true);
+      add(b - 1, 0, zero + 1);
+    }
+    if (b < n) {
+      products(b, Int<0>{}, true);
+      add(b - 2, 0, zero);
+    }
+    if (n % 2) {
+      if (n > 1) store_sums<1>(zero[1], one[n - 2]);
+      store_sums<0>(zero[0], one[n - 1]);
+      if (n > 1) add(n - 2, 0, zero + 1);
+      add(n - 1, 0, zero);
+    } else {
+      store_sums<0>(zero[0], one[n - 2]);
+      store_sums<1>(zero[1], one[n - 1]);
+      add(n - 2, 0, zero);
+      add(n - 1, 0, zero + 1);
+    }
+  }
+  ER_EACH stf(fo + c * 2 * R, f[c]);
+  ER_EACH f[c] = first ? zero_f() : ldf(fo + (c * 2 + 1) * R);
+#pragma GCC unroll 1
+  for (int b = 0; b < n; b++) {
+    ahead.template columns<COLUMN>(b0 + b);
+    ahead.results(b0 + b);
+    add(b, 1, one + b * PARTS);
+  }
+  ER_EACH stf(fo + (c * 2 + 1) * R, f[c]);
+}
+
+// The first C columns of a column tile.
 template <class Q, int C>
 static void block_of(const uint8_t* slice, const uint8_t* act, int nb, float* fo, bool first, const Ahead& ahead) {
-  enum { PARTS = Q::HALVES + 1, PHASE = 6 / PARTS, RECORD = slice_record<Q::HALVES>() };
-  alignas(64) int32_t sums[PHASE * PARTS][2][16][R];
-  for (int b0 = 0; b0 < nb; b0 += PHASE, first = false) {
-    const int n = nb - b0 < PHASE ? nb - b0 : int(PHASE);
-    const uint8_t *w = slice + b0 * RECORD, *a = act + b0 * BLOCK_C * REC;
-    multiply_blocks<Q::HALVES, Q::BIASED>(w, a, n, sums);
-    for (int q = 0; q < 2; q++) {
-      vf f[C];
-      ER_EACH f[c] = first ? zero_f() : ldf(fo + (c * 2 + q) * R);
-#pragma GCC unroll 1
-      for (int b = 0; b < n; b++) {
-        if (q) ahead.weights(b0 + b, 0, ahead.lines);
-        else ahead.columns(b0 + b);
-        add_sums<Q, C>(f, sums + b * PARTS, q, w + b * RECORD + (16 + q) * VB, Tiled<BLOCK_C>{a + b * BLOCK_C * REC});
-      }
-      ER_EACH stf(fo + (c * 2 + q) * R, f[c]);
-    }
+  enum { PHASE = phase_blocks<Q::HALVES>() };
+  const int phases = (nb + PHASE - 1) / PHASE;
+  for (int i = 0, b = 0; i < phases; i++, first = false) {
+    const int n = (nb - b + phases - i - 1) / (phases - i);
+    phase<Q, C>(slice, act, b, n, fo, first, ahead);
+    b += n;
   }
 }
 template <class Q>
@@ -151,6 +173,58 @@ static void block(const uint8_t* slice, const uint8_t* act, int nb, float* fo, b
   if (columns <= 8) return block_of<Q, 8>(slice, act, nb, fo, first, ahead);
   if (columns <= 12) return block_of<Q, 12>(slice, act, nb, fo, first, ahead);
   block_of<Q, 16>(slice, act, nb, fo, first, ahead);
+}
+
+// f of the columns of a group, `columns` long, += its sums, [half][tile][column]. w: the block's slice record, g: the group's.
+template <class Q>
+ER_INL void add_group(float* fo, const int32_t (*sums)[2][16][R], const uint8_t* w, const uint8_t* g, const Second* columns, int n) {
+  for (int c = 0; c < n; c++) {
+    float* const o = fo + size_t(columns[c].column) * 2 * R;
+    const Tiled<BLOCK_C> a{g + c * 4};
+    vf f[1][2] = {{ldf(o), ldf(o + R)}};
+    steps<0, Q::HALVES + 1>([&](auto half) __attribute__((always_inline)) {
+      vi sum[1][2];
+      for (int q = 0; q < 2; q++) {
+        sum[0][q] = ldi(sums[half.v][q][c]);
+        if constexpr (Q::BIASED) sum[0][q] = add32(sum[0][q], all32(START));
+      }
+      add_scaled<Q, 1>(f, sum, w + (16 + half.v * 6) * VB, a);
+    });
+    add_minimums<Q, 1>(f, w, a);
+    for (int q = 0; q < 2; q++) stf(o + q * R, f[0][q]);
+  }
+}
+
+// The second digits of blocks b0 .. b0 + nb, a group's sums added while the next one or two are multiplied. fo: [columns][2][R].
+template <class Q>
+static void second_blocks(const uint8_t* w, const Seconds& s, const uint8_t*, int b0, int nb, float* fo, uint32_t) {
+  enum { RECORD = slice_record<Q::HALVES>(), BEHIND = Q::HALVES ? 1 : 2 };
+  struct Part { const uint8_t *w, *g; const Second* columns; int n; } parts[BEHIND];
+  alignas(64) int32_t sums[2][2][16][R];  // of both halves or of two groups
+  const uint8_t* g = s.records + size_t(s.group[b0]) * GROUP;
+  int k = 0;
+  const auto add = [&](int k) __attribute__((always_inline)) {
+    const Part& p = parts[k % BEHIND];
+    add_group<Q>(fo, sums + k % BEHIND, p.w, p.g, p.columns, p.n);
+  };
+  const auto products = [&](auto pair, const uint8_t* w, const uint8_t* a, bool store) __attribute__((always_inline)) {
+    int32_t (*const to)[16][R] = sums[pair.v];
+    multiply<decltype(pair)::v>(w, a, store ? to[0] : nullptr, store ? to[1] : nullptr);
+  };
+  for (int b = b0; b < b0 + nb; b++, w += RECORD)
+    for (int i = s.start[b]; i < s.start[b + 1]; i += BLOCK_C, g += GROUP, k++) {
+      const int n = s.start[b + 1] - i < BLOCK_C ? s.start[b + 1] - i : int(BLOCK_C);
+      for (int j = 0; j < GROUP; j += 64) __builtin_prefetch(g + GROUP + j, 0, 3);
+      if (Q::HALVES || k % 2 == 0) products(Int<0>{}, w, g, k >= BEHIND);
+      if (Q::HALVES || k % 2) products(Int<1>{}, Q::HALVES ? w + 8 * VB : w, Q::HALVES ? g + 16 : g, k >= BEHIND);
+      if (k >= BEHIND) add(k - BEHIND);
+      parts[k % BEHIND] = {w, g, s.all + i, n};
+      for (int c = 0; c < n; c++)
+        for (int q = 0; q < 2; q++) __builtin_prefetch(fo + (size_t(s.all[i + c].column) * 2 + q) * R, 1, 3);
+    }
+  if (k > 0) store_sums<0>(sums[0][0], sums[0][1]);
+  if (Q::HALVES ? k > 0 : k > 1) store_sums<1>(sums[1][0], sums[1][1]);
+  for (int i = k < BEHIND ? 0 : k - BEHIND; i < k; i++) add(i);
 }
 
 }  // namespace q8

@@ -1,6 +1,8 @@
 // seconds.h: the second digits of an operand by block, so that those of several columns meet a block of weights together. Each
 // thread makes its own index of an operand once and uses it for every tile.
 //   int32 start[K / 32 + 1] | bytes has[M + 1] | Second[...], those of block b being start[b] .. start[b + 1], columns ascending
+// For the tile multiplier (gemm_amx.h), which takes sixteen columns, copies of the records follow:
+//   int32 group[K / 32 + 1] | records of 16 columns each, those of block b being group[b] .. group[b + 1], the last filled up with zeros
 #pragma once
 #include "act_q8.h"
 
@@ -14,16 +16,40 @@ struct Seconds {
   const int32_t* start;
   const uint8_t* has;  // [M]: whether the column has any
   const Second* all;
+  const int32_t* group;
+  const uint8_t* records;
 };
+enum { GROUP = BLOCK_C * REC };
 
 ER_INL size_t seconds_start_bytes(int K) { return (size_t(K / 32 + 1) * 4 + 63) / 64 * 64; }
 ER_INL size_t seconds_has_bytes(int M) { return (size_t(M) + 64) / 64 * 64; }
+ER_INL size_t seconds_all_bytes(int K, int M) { return (size_t(M) * size_t(K / 64) * sizeof(Second) + 63) / 64 * 64; }
+ER_INL bool grouped(int M) { return TILES && M > PASSES; }
 ER_INL size_t seconds_bytes(int K, int M) {
-  return seconds_start_bytes(K) + seconds_has_bytes(M) + (size_t(M) * size_t(K / 64) * sizeof(Second) + 63) / 64 * 64;
+  const size_t index = seconds_start_bytes(K) + seconds_has_bytes(M) + seconds_all_bytes(K, M);
+  return grouped(M) ? index + seconds_start_bytes(K) + (size_t(M) * size_t(K / 64) / BLOCK_C + size_t(K / 32)) * GROUP : index;
 }
 ER_INL Seconds seconds_at(const uint8_t* p, int K, int M) {
-  const uint8_t* has = p + seconds_start_bytes(K);
-  return {(const int32_t*)p, has, (const Second*)(has + seconds_has_bytes(M))};
+  const uint8_t *has = p + seconds_start_bytes(K), *all = has + seconds_has_bytes(M), *group = all + seconds_all_bytes(K, M);
+  return {(const int32_t*)p, has, (const Second*)all, (const int32_t*)group, group + seconds_start_bytes(K)};
+}
+
+// One column's record to column c of a group.
+ER_INL void put_second(const uint8_t* one, uint8_t* group, int c) {
+  memcpy(group + c * 32, one, 32);
+  for (int i = 0; i < 4; i++) memcpy(group + BLOCK_C * (32 + 4 * i) + c * 4, one + 32 + 4 * i, 4);
+}
+static void group_seconds(const uint8_t* act, int nb, const Seconds& s) {
+  int32_t* group = (int32_t*)s.group;
+  uint8_t* to = (uint8_t*)s.records;
+  group[0] = 0;
+  for (int b = 0; b < nb; b++) {
+    const int n = s.start[b + 1] - s.start[b], groups = (n + BLOCK_C - 1) / BLOCK_C;
+    group[b + 1] = group[b] + groups;
+    if (n % BLOCK_C) memset(to + (groups - 1) * GROUP, 0, GROUP);
+    for (int i = 0; i < n; i++) put_second(act + s.all[s.start[b] + i].at, to + i / BLOCK_C * GROUP, i % BLOCK_C);
+    to += groups * GROUP;
+  }
 }
 
 static void index_seconds(const uint8_t* act, int K, int M, uint8_t* p) {
@@ -47,6 +73,7 @@ static void index_seconds(const uint8_t* act, int K, int M, uint8_t* p) {
   }
   for (int b = nb; b > 0; b--) next[b] = next[b - 1];
   next[0] = 0;
+  if (grouped(M)) group_seconds(act, nb, s);
 }
 
 // A record of zeros fills up a group of columns.

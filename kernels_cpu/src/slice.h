@@ -83,6 +83,22 @@ ER_INL void add_scaled(vf (&f)[C][2], const vi (&acc)[C][2], const uint8_t* w, c
   }
 }
 
+// f[c] += a slice record's minimums times what column c sums up to
+template <class Q, int C, class A>
+ER_INL void add_minimums(vf (&f)[C][2], const uint8_t* w, const A& a) {
+  if constexpr (Q::MIN && !Q::HALVES) ER_EACH {
+    const vf x = bcf(a.x(c));
+    f[c][0] = fma(ldf(w + 18 * VB), x, f[c][0]);
+    f[c][1] = fma(ldf(w + 19 * VB), x, f[c][1]);
+  }
+  if constexpr (Q::MIN && Q::HALVES) ER_EACH {
+    const vi x = bci(a.pair(c));
+    const vf da = bcf(a.d(c));
+    f[c][0] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 24 * VB), x)), ldf(w + 18 * VB)), da, f[c][0]);
+    f[c][1] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 25 * VB), x)), ldf(w + 19 * VB)), da, f[c][1]);
+  }
+}
+
 // f[c] += a slice record times column c
 template <class Q, int C, class A>
 ER_INL void add_record(vf (&f)[C][2], const uint8_t* w, const A& a) {
@@ -104,17 +120,7 @@ ER_INL void add_record(vf (&f)[C][2], const uint8_t* w, const A& a) {
       add_scaled<Q, C>(f, acc, w + (16 + half.v * 6) * VB, a);
     });
   }
-  if constexpr (Q::MIN && !Q::HALVES) ER_EACH {
-    const vf x = bcf(a.x(c));
-    f[c][0] = fma(ldf(w + 18 * VB), x, f[c][0]);
-    f[c][1] = fma(ldf(w + 19 * VB), x, f[c][1]);
-  }
-  if constexpr (Q::MIN && Q::HALVES) ER_EACH {
-    const vi x = bci(a.pair(c));
-    const vf da = bcf(a.d(c));
-    f[c][0] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 24 * VB), x)), ldf(w + 18 * VB)), da, f[c][0]);
-    f[c][1] = fma(mul(cvt(pair_dot(zero_i(), ldi(w + 25 * VB), x)), ldf(w + 19 * VB)), da, f[c][1]);
-  }
+  add_minimums<Q, C>(f, w, a);
 }
 
 }  // namespace q8

@@ -30,7 +30,8 @@ def case(t: T, n: int, k: int) -> tuple[NDArray[np.uint8], F32, F32, F64, F64]:
     x = rng.standard_normal((max(COLUMNS), k), dtype=np.float32)
     x[:, : k // 2] *= np.float32(3)
     x[3] = 0
-    x[::2, 32:64] *= np.float32(20)  # a block that gets a second digit
+    x[::2, 32:64] *= np.float32(20)  # blocks that get a second digit: one, and three in a row
+    x[1::3, 160:256] *= np.float32(20)
     seen = int8_activations(x)
     ref = seen @ weights.astype(np.float64).T
     size = np.abs(seen) @ np.abs(weights).astype(np.float64).T + 1e-30
