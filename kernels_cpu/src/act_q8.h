@@ -57,6 +57,28 @@ static size_t act_bytes(Act act, int K, int M) {
 enum : int32_t { START = FUSED ? 0x4b400000 : 0 };
 constexpr float START_FLOAT = 12582912.0f;
 
+}  // namespace q8
+}  // namespace ER_ISA
+}  // namespace er
+#if defined(__AVX512VNNI__)
+#include "act_wide.h"
+#else
+namespace er {
+namespace ER_ISA {
+namespace q8 {
+// The first of blocks b.. < nb whose top's square exceeds the bar, or nb.
+ER_INL int next_above(const float* tops, float bar, int b, int nb) {
+  while (b < nb && !(tops[b] * tops[b] > bar)) b++;
+  return b;
+}
+}  // namespace q8
+}  // namespace ER_ISA
+}  // namespace er
+#endif
+namespace er {
+namespace ER_ISA {
+namespace q8 {
+
 // Values of a block, R at a time.
 template <class F>
 ER_INL void each_part(const F& f) { steps<0, 32 / R>(f); }
@@ -109,35 +131,50 @@ ER_INL float quantize_second(const float* v, float scale, float d, uint8_t* rec)
   return d2 * float(sum);
 }
 
+// The first digit of block v, whose largest absolute value is `a`.
+ER_INL void quantize_first(const float* v, float a, int C, int c, uint8_t* rec) {
+  float x;
+  if (usable(a)) {
+    const float scale = 127.0f / a, d = a / 127.0f;
+    x = d * float(store_codes(rec, C, c, scale, d, [&](auto i) __attribute__((always_inline)) { return ldf(v + i.v * R); }));
+  } else {
+    const vi none[2] = {zero_i(), zero_i()};
+    x = a < 1.0f ? 0.0f : __builtin_nanf("");
+    memset(rec + c * 32, 0, 32);
+    store_sums(rec, C, c, none, x);
+  }
+  memcpy(rec + C * 36 + c * 4, &x, 4);
+}
+
 static void quantize_q8(const float* v, int K, int C, int c, uint8_t* tile) {
   const int nb = K / 32;
+  const size_t stride = size_t(C) * REC;
+  uint8_t* second = tile + first_bytes(K, C) + size_t(c) * second_bytes(K);
+  // The blocks' maxima wait where second digits come last: less than a third of the blocks can have one, so never there.
+  float* tops = (float*)(second + second_bytes(K)) - nb;
   float squares = 0;
-  for (int b = 0; b < nb; b++) {
-    const float a = top_of(v + b * 32);
-    memcpy(tile + size_t(b) * size_t(C * REC) + C * 32 + c * 4, &a, 4);  // where d comes
-    squares += a * a;
+  int b = 0;
+  while (b < nb) {
+#if defined(__AVX512VNNI__)
+    for (; nb - b >= 16 && quantize_sixteen(v + b * 32, C, c, tile + size_t(b) * stride, tops + b, squares); b += 16) {}
+#endif
+    const int end = nb - b < 16 ? nb : b + 16;
+    for (int i = b; i < end; i++) {
+      tops[i] = top_of(v + i * 32);
+      squares += tops[i] * tops[i];
+    }
+    for (; b < end; b++) quantize_first(v + b * 32, tops[b], C, c, tile + size_t(b) * stride);
   }
   const float bar = 3.0f * squares / float(nb);  // NaN and infinity: no block is above
-  uint8_t* second = tile + first_bytes(K, C) + size_t(c) * second_bytes(K);
   int32_t n = 0;
-  for (int b = 0; b < nb; b++, v += 32) {
-    uint8_t* rec = tile + size_t(b) * size_t(C * REC);
-    float a, x;
-    memcpy(&a, rec + C * 32 + c * 4, 4);
-    if (usable(a)) {
-      const float scale = 127.0f / a, d = a / 127.0f;
-      x = d * float(store_codes(rec, C, c, scale, d, [&](auto i) __attribute__((always_inline)) { return ldf(v + i.v * R); }));
-      if (a * a > bar && n < K / 64) {
-        memcpy(second + 4 + 4 * n, &b, 4);
-        x += quantize_second(v, scale, d, second + second_index_bytes(K) + size_t(n++) * REC);
-      }
-    } else {
-      const vi none[2] = {zero_i(), zero_i()};
-      x = a < 1.0f ? 0.0f : __builtin_nanf("");
-      memset(rec + c * 32, 0, 32);
-      store_sums(rec, C, c, none, x);
-    }
-    memcpy(rec + C * 36 + c * 4, &x, 4);
+  for (b = next_above(tops, bar, 0, nb); b < nb && n < K / 64; b = next_above(tops, bar, b + 1, nb)) {
+    const float a = tops[b];
+    uint8_t* at = tile + size_t(b) * stride + C * 36 + c * 4;
+    float x;
+    memcpy(&x, at, 4);
+    memcpy(second + 4 + 4 * n, &b, 4);
+    x += quantize_second(v + b * 32, 127.0f / a, a / 127.0f, second + second_index_bytes(K) + size_t(n++) * REC);
+    memcpy(at, &x, 4);
   }
   memcpy(second, &n, 4);
 }
