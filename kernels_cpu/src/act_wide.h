@@ -22,6 +22,14 @@ ER_INL vi tops_of(const vi (&t)[16]) {
   return max32(as_int(_mm512_shuffle_ps(p, q, 0x88)), as_int(_mm512_shuffle_ps(p, q, 0xdd)));
 }
 
+// The largest absolute values of sixteen blocks that are `ld` floats apart.
+ER_INL vf tops_of_sixteen(const float* v, int64_t ld) {
+  vi t[16];
+  ER_UNROLL for (int b = 0; b < 16; b++)
+    t[b] = max32(and_(ldi(v + b * ld), all32(0x7fffffff)), and_(ldi(v + b * ld + 16), all32(0x7fffffff)));
+  return as_float(tops_of(t));
+}
+
 // Four registers whose 128-bit lanes are summed: lane i of the result is the sum of x[i]'s.
 ER_INL vi lane_sums(const vi* x) {
   const vi a = add32(_mm512_shuffle_i32x4(x[0], x[1], 0x44), _mm512_shuffle_i32x4(x[0], x[1], 0xee));
@@ -29,35 +37,40 @@ ER_INL vi lane_sums(const vi* x) {
   return add32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-// First digits of blocks 0..15 of column c; rec: the first block's record. tops: the blocks' largest absolute values.
-// False, and only tops are written, if some block is zero or not finite. squares: plus the tops' squares, one after the other.
-ER_INL bool quantize_sixteen(const float* v, int C, int c, uint8_t* rec, float* tops, float& squares) {
-  const size_t stride = size_t(C) * REC;
-  vi t[16];
-  ER_UNROLL for (int b = 0; b < 16; b++)
-    t[b] = max32(and_(ldi(v + b * 32), all32(0x7fffffff)), and_(ldi(v + b * 32 + 16), all32(0x7fffffff)));
-  const vf a = as_float(tops_of(t));
-  stf(tops, a);
-  const __mmask16 fits = _mm512_cmp_ps_mask(a, splat_f(1e-36f), _CMP_GE_OQ) & _mm512_cmp_ps_mask(a, splat_f(__builtin_inff()), _CMP_LT_OQ);
-  if (fits != 0xffff) return false;
-  const vf d = _mm512_div_ps(a, splat_f(127.0f));
-  alignas(64) float scale[16];
-  stf(scale, _mm512_div_ps(splat_f(127.0f), a));
-  __asm__("" : "+m"(scale));  // else gcc takes the lanes out of the register, one shuffle each
+// put(j, codes of blocks 2j and 2j + 1), for blocks `ld` floats apart; returns the sums of the codes of their halves, in pairs.
+template <class F>
+ER_INL vi codes_of_sixteen(const float* v, int64_t ld, const float* scale, const F& put) {
   const vi in_order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
   vi sums[8];  // of four codes each: every 128-bit lane has the halves of blocks 2j and 2j + 1
   ER_UNROLL for (int j = 0; j < 8; j++) {
     vi q[4];  // conversion rounds to even
     ER_UNROLL for (int i = 0; i < 4; i++)
-      q[i] = _mm512_cvtps_epi32(mul(ldf(v + j * 64 + i * 16), splat_f(scale[2 * j + i / 2])));
+      q[i] = _mm512_cvtps_epi32(mul(ldf(v + (2 * j + i / 2) * ld + i % 2 * 16), splat_f(scale[2 * j + i / 2])));
     const vi codes = _mm512_packs_epi16(_mm512_packs_epi32(q[0], q[1]), _mm512_packs_epi32(q[2], q[3]));
     sums[j] = dp(zero_i(), all8(1), codes);
-    const vi line = _mm512_permutexvar_epi32(in_order, codes);
+    put(j, _mm512_permutexvar_epi32(in_order, codes));
+  }
+  return _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7),
+                                  _mm512_packs_epi32(lane_sums(sums), lane_sums(sums + 4)));
+}
+ER_INL bool all_usable(vf a) {
+  return (_mm512_cmp_ps_mask(a, splat_f(1e-36f), _CMP_GE_OQ) & _mm512_cmp_ps_mask(a, splat_f(__builtin_inff()), _CMP_LT_OQ)) == 0xffff;
+}
+
+// First digits of blocks 0..15 of column c, whose largest absolute values are `tops`; rec: the first block's record. False, and
+// nothing is done, if some block is zero or not finite. squares: plus the tops' squares, one after the other.
+ER_INL bool quantize_sixteen(const float* v, const float* tops, int C, int c, uint8_t* rec, float& squares) {
+  const size_t stride = size_t(C) * REC;
+  const vf a = ldf(tops);
+  if (!all_usable(a)) return false;
+  const vf d = _mm512_div_ps(a, splat_f(127.0f));
+  alignas(64) float scale[16];
+  stf(scale, _mm512_div_ps(splat_f(127.0f), a));
+  __asm__("" : "+m"(scale));  // else gcc takes the lanes out of the register, one shuffle each
+  const vi pairs = codes_of_sixteen(v, 32, scale, [&](int j, vi line) __attribute__((always_inline)) {
     _mm256_storeu_si256((__m256i*)(rec + 2 * j * stride + c * 32), _mm512_castsi512_si256(line));
     _mm256_storeu_si256((__m256i*)(rec + (2 * j + 1) * stride + c * 32), _mm512_extracti64x4_epi64(line, 1));
-  }
-  const vi pairs = _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7),
-                                            _mm512_packs_epi32(lane_sums(sums), lane_sums(sums + 4)));
+  });
   const vi zero = pair_dot(all32(START), pairs, all16(-8));
   const vf x = mul(d, cvt(pair_dot(zero_i(), pairs, all16(1))));
   alignas(64) int32_t numbers[4][16];
@@ -73,6 +86,24 @@ ER_INL bool quantize_sixteen(const float* v, int C, int c, uint8_t* rec, float* 
   uint8_t* at = rec + C * 32 + c * 4;
   ER_UNROLL for (int b = 0; b < 16; b++, at += stride)
     ER_UNROLL for (int i = 0; i < 4; i++) memcpy(at + i * C * 4, &numbers[i][b], 4);
+  return true;
+}
+
+// Block b of a tile of sixteen columns, `ld` floats apart: first digits, and the largest absolute values. False,
+// and only they are written, if some column's block is zero or not finite.
+ER_INL bool quantize_across(const float* v, int64_t ld, uint8_t* rec, float* tops) {
+  const vf a = tops_of_sixteen(v, ld);
+  stf(tops, a);
+  if (!all_usable(a)) return false;
+  const vf d = _mm512_div_ps(a, splat_f(127.0f));
+  alignas(64) float scale[16];
+  stf(scale, _mm512_div_ps(splat_f(127.0f), a));
+  __asm__("" : "+m"(scale));
+  const vi pairs = codes_of_sixteen(v, ld, scale, [&](int j, vi line) __attribute__((always_inline)) { sti(rec + j * 64, line); });
+  stf(rec + 512, d);
+  stf(rec + 576, mul(d, cvt(pair_dot(zero_i(), pairs, all16(1)))));
+  sti(rec + 640, pair_dot(all32(START), pairs, all16(-8)));
+  sti(rec + 704, pairs);
   return true;
 }
 
