@@ -58,6 +58,28 @@ static size_t act_bytes(Act act, int K, int M) {
 enum : int32_t { START = FUSED ? 0x4b400000 : 0 };
 constexpr float START_FLOAT = 12582912.0f;
 
+}  // namespace q8
+}  // namespace ER_ISA
+}  // namespace er
+#if defined(__AVX512VNNI__)
+#include "act_wide.h"
+#else
+namespace er {
+namespace ER_ISA {
+namespace q8 {
+// The first of blocks b.. < nb whose top's square exceeds the bar, or nb.
+ER_INL int next_above(const float* tops, float bar, int b, int nb) {
+  while (b < nb && !(tops[b] * tops[b] > bar)) b++;
+  return b;
+}
+}  // namespace q8
+}  // namespace ER_ISA
+}  // namespace er
+#endif
+namespace er {
+namespace ER_ISA {
+namespace q8 {
+
 // Values of a block, R at a time.
 template <class F>
 ER_INL void each_part(const F& f) { steps<0, 32 / R>(f); }
@@ -110,43 +132,101 @@ ER_INL float quantize_second(const float* v, float scale, float d, uint8_t* rec)
   return d2 * float(sum);
 }
 
+// The first digit of block v, whose largest absolute value is `a`.
+ER_INL void quantize_first(const float* v, float a, int C, int c, uint8_t* rec) {
+  float x;
+  if (usable(a)) {
+    const float scale = 127.0f / a, d = a / 127.0f;
+    x = d * float(store_codes(rec, C, c, scale, d, [&](auto i) __attribute__((always_inline)) { return ldf(v + i.v * R); }));
+  } else {
+    const vi none[2] = {zero_i(), zero_i()};
+    x = a < 1.0f ? 0.0f : __builtin_nanf("");
+    memset(rec + c * 32, 0, 32);
+    store_sums(rec, C, c, none, x);
+  }
+  memcpy(rec + C * 36 + c * 4, &x, 4);
+}
+
+// Block b of column c, whose largest absolute value is `a`, gets the column's second digit number n.
+static void add_second(const float* v, float a, int K, int C, int c, int b, uint8_t* tile, int n) {
+  uint8_t* second = tile + first_bytes(K, C) + size_t(c) * second_bytes(K);
+  uint8_t* at = tile + size_t(b) * size_t(C * REC) + C * 36 + c * 4;
+  float x;
+  memcpy(&x, at, 4);
+  memcpy(second + 4 + 4 * n, &b, 4);
+  x += quantize_second(v, 127.0f / a, a / 127.0f, second + second_index_bytes(K) + size_t(n) * REC);
+  memcpy(at, &x, 4);
+}
+
 static void quantize_q8(const float* v, int K, int C, int c, uint8_t* tile) {
   const int nb = K / 32;
+  const size_t stride = size_t(C) * REC;
+  uint8_t* second = tile + first_bytes(K, C) + size_t(c) * second_bytes(K);
+  // The blocks' maxima wait where second digits come last: less than a third of the blocks can have one, so never there.
+  float* tops = (float*)(second + second_bytes(K)) - nb;
   float squares = 0;
-  for (int b = 0; b < nb; b++) {
-    const float a = top_of(v + b * 32);
-    memcpy(tile + size_t(b) * size_t(C * REC) + C * 32 + c * 4, &a, 4);  // where d comes
-    squares += a * a;
+  int b = 0;
+#if defined(__AVX512VNNI__)
+  for (; nb - b >= 16; b += 16) stf(tops + b, tops_of_sixteen(v + b * 32, 32));
+#endif
+  for (; b < nb; b++) tops[b] = top_of(v + b * 32);
+  for (b = 0; b < nb;) {
+#if defined(__AVX512VNNI__)
+    for (; nb - b >= 16 && quantize_sixteen(v + b * 32, tops + b, C, c, tile + size_t(b) * stride, squares); b += 16) {}
+#endif
+    for (const int end = nb - b < 16 ? nb : b + 16; b < end; b++) {
+      squares += tops[b] * tops[b];
+      quantize_first(v + b * 32, tops[b], C, c, tile + size_t(b) * stride);
+    }
   }
   const float bar = 3.0f * squares / float(nb);  // NaN and infinity: no block is above
-  uint8_t* second = tile + first_bytes(K, C) + size_t(c) * second_bytes(K);
   int32_t n = 0;
-  for (int b = 0; b < nb; b++, v += 32) {
-    uint8_t* rec = tile + size_t(b) * size_t(C * REC);
-    float a, x;
-    memcpy(&a, rec + C * 32 + c * 4, 4);
-    if (usable(a)) {
-      const float scale = 127.0f / a, d = a / 127.0f;
-      x = d * float(store_codes(rec, C, c, scale, d, [&](auto i) __attribute__((always_inline)) { return ldf(v + i.v * R); }));
-      if (a * a > bar && n < K / 64) {
-        memcpy(second + 4 + 4 * n, &b, 4);
-        x += quantize_second(v, scale, d, second + second_index_bytes(K) + size_t(n++) * REC);
-      }
-    } else {
-      const vi none[2] = {zero_i(), zero_i()};
-      x = a < 1.0f ? 0.0f : __builtin_nanf("");
-      memset(rec + c * 32, 0, 32);
-      store_sums(rec, C, c, none, x);
-    }
-    memcpy(rec + C * 36 + c * 4, &x, 4);
-  }
+  for (b = next_above(tops, bar, 0, nb); b < nb && n < K / 64; b = next_above(tops, bar, b + 1, nb))
+    add_second(v + b * 32, tops[b], K, C, c, b, tile, n++);
   memcpy(second, &n, 4);
 }
+
+#if defined(__AMX_INT8__)
+// All sixteen columns of a tile at once: what quantize_q8 makes of each.
+static void quantize_tile(const float* v, int64_t ld, int K, uint8_t* tile) {
+  constexpr int C = 16;
+  const int nb = K / 32;
+  vf squares = zero_f();
+  for (int b = 0; b < nb; b++) {
+    uint8_t* rec = tile + size_t(b) * (C * REC);
+    alignas(64) float tops[C];
+    if (!quantize_across(v + b * 32, ld, rec, tops))
+      for (int c = 0; c < C; c++) quantize_first(v + c * ld + b * 32, tops[c], C, c, rec);
+    squares = add(squares, mul(ldf(tops), ldf(tops)));
+  }
+  const vf bar = _mm512_div_ps(mul(splat_f(3.0f), squares), splat_f(float(nb)));
+  alignas(64) float bars[C];
+  stf(bars, bar);
+  int32_t n[C] = {};
+  for (int b = 0; b < nb; b++) {
+    const vf a = mul(ldf(tile + size_t(b) * (C * REC) + C * 32), splat_f(127.01f));  // a bit more than the maximum was
+    for (unsigned above = _mm512_cmp_ps_mask(mul(a, a), bar, _CMP_GT_OQ); above; above &= above - 1) {
+      const int c = __builtin_ctz(above);
+      const float* from = v + c * ld + b * 32;
+      const float top = top_of(from);
+      if (top * top > bars[c] && n[c] < K / 64) add_second(from, top, K, C, c, b, tile, n[c]++);
+    }
+  }
+  for (int c = 0; c < C; c++) memcpy(tile + first_bytes(K, C) + size_t(c) * second_bytes(K), n + c, 4);
+}
+#endif
 
 static void quantize(Act act, const float* x, int64_t ldx, int K, int M, int m0, int m1, uint8_t* out) {
   const int C = tile_cols(M);
   for (int m = m0; m < m1; m++) {
     const float* row = x + m * ldx;
+#if defined(__AMX_INT8__)
+    if (act == ACT_Q8 && C == 16 && m % C == 0 && m + C <= m1) {
+      quantize_tile(row, ldx, K, out + size_t(m / C) * col_tile_bytes(K, C));
+      m += C - 1;
+      continue;
+    }
+#endif
     if (act == ACT_F32) {
       memcpy(out + size_t(m) * size_t(K) * 4, row, size_t(K) * 4);
       continue;

@@ -23,12 +23,13 @@ template <class F> ER_INL void blocks(int n, const F& f) {
   if (i < n) f(q8::Int<1>{}, i);
 }
 
-// acc[i] = acc[i] * shrink[i] + the sum over t of p[i][t] * v[t], for dimensions d0 and on.
+// acc[i] = acc[i] * shrink[i] (nothing, where `fresh`) + the sum over t of p[i][t] * v[t], for dimensions d0 and on.
 template <class V, int N, int VECS>
-ER_INL void weigh_part(const V& v, float (*p)[PAGE], const float* shrink, float* acc, int v_dim, int d0, int t0, int t1) {
+ER_INL void weigh_part(const V& v, const float (*p)[PAGE], const float* shrink, bool fresh, float* acc, int v_dim, int d0, int t0, int t1) {
   v16 x[N][VECS];
   ER_UNROLL for (int i = 0; i < N; i++)
-    ER_UNROLL for (int j = 0; j < VECS; j++) x[i][j] = mul(load(acc + i * v_dim + d0 + 16 * j), splat(shrink[i]));
+    ER_UNROLL for (int j = 0; j < VECS; j++)
+      x[i][j] = fresh ? splat(0) : mul(load(acc + i * v_dim + d0 + 16 * j), splat(shrink[i]));
   for (int t = t0; t < t1; t++) {
     v16 y[VECS];
     ER_UNROLL for (int j = 0; j < VECS; j++) y[j] = V::get(v, t, d0 + 16 * j);
@@ -42,35 +43,74 @@ ER_INL void weigh_part(const V& v, float (*p)[PAGE], const float* shrink, float*
     ER_UNROLL for (int j = 0; j < VECS; j++) store(acc + i * v_dim + d0 + 16 * j, x[i][j]);
 }
 template <class V, int N>
-static void weigh(const V& v, float (*p)[PAGE], const float* shrink, float* acc, int v_dim, int t0, int t1) {
+static void weigh(const V& v, const float (*p)[PAGE], const float* shrink, bool fresh, float* acc, int v_dim, int t0, int t1) {
   int d = 0;
-  for (; d + 16 * VECTORS <= v_dim; d += 16 * VECTORS) weigh_part<V, N, VECTORS>(v, p, shrink, acc, v_dim, d, t0, t1);
-  if (d < v_dim) weigh_part<V, N, 1>(v, p, shrink, acc, v_dim, d, t0, t1);
+  for (; d + 16 * VECTORS <= v_dim; d += 16 * VECTORS) weigh_part<V, N, VECTORS>(v, p, shrink, fresh, acc, v_dim, d, t0, t1);
+  if (d < v_dim) weigh_part<V, N, 1>(v, p, shrink, fresh, acc, v_dim, d, t0, t1);
 }
 
-// One page for queries i0..i0+N, unless they see nothing of it.
+// What a block of N queries sees of a page: tokens from..to, none if that is empty.
+struct Span { int from, to; };
+template <int N> ER_INL Span span_of(const Tile& t, int i0, int page) {
+  const int from = t.first[i0] - page * PAGE, to = t.last[i0 + N - 1] + 1 - page * PAGE;  // later queries see later tokens
+  return {from > 0 ? from : 0, to < PAGE ? to : PAGE};
+}
+
+// Scores of queries i0..i0+N with a page become weights, and its values part of their sums.
+template <class V, int N>
+ER_INL void fold_page(Tile& t, const AttnJob& job, int i0, int page, Span at, const V& v, float (*p)[PAGE]) {
+  const int base = page * PAGE;
+  if (job.softcap > 0)
+    for (int i = 0; i < N * PAGE; i += 16) store(p[0] + i, softcap16(load(p[0] + i), job.softcap));
+  if (t.first[i0 + N - 1] <= base && t.last[i0] + 1 >= base + PAGE) softmax_page<N, true>(t, p, i0, base);
+  else softmax_page<N, false>(t, p, i0, base);
+  weigh<V, N>(v, p, t.shrink, t.fresh[i0], t.acc + i0 * t.v_dim, t.v_dim, at.from, at.to);
+  t.fresh[i0] = 0;
+}
+
 template <class K, class V, int N>
 ER_INL void attend_page(Tile& t, const AttnJob& job, int i0, int page, const uint8_t* k, const uint8_t* next_k, const V& v) {
-  int from = t.first[i0], to = t.last[i0];
-  for (int i = i0 + 1; i < i0 + N; i++) {
-    from = t.first[i] < from ? t.first[i] : from;
-    to = t.last[i] > to ? t.last[i] : to;
+  const Span at = span_of<N>(t, i0, page);
+  if (at.from >= at.to) return;
+  K::template scores<N>(t.q + i0 * t.v_dim, k, next_k, t.head_dim, at.from, at.to, t.p);
+  fold_page<V, N>(t, job, i0, page, at, v, t.p);
+}
+
+// The same for all queries of a tile. Full blocks take turns in two rooms for scores: a block's are made before those of the
+// block before are folded, so that the one's long chains hide behind the other's products.
+template <class K, class V>
+static void attend_blocks(Tile& t, const AttnJob& job, int page, const uint8_t* k, const V& v) {
+  constexpr int N = QUERY_BLOCK;
+  const int full = t.n / N * N;
+  int waiting = -1;
+  Span seen_before = {0, 0};
+  float (*p)[PAGE] = t.p, (*other)[PAGE] = t.p + N;
+  const auto fold = [&](int i, Span at) __attribute__((always_inline)) { fold_page<V, N>(t, job, i, page, at, v, other); };
+  for (int i = 0; i <= full; i += N) {
+    const Span at = i < full ? span_of<N>(t, i, page) : Span{0, 0};
+    const bool sees = at.from < at.to;
+    if (sees) K::template scores<N>(t.q + i * t.v_dim, k, nullptr, t.head_dim, at.from, at.to, p);
+    if (waiting >= 0) fold(waiting, seen_before);
+    waiting = sees ? i : -1;
+    seen_before = at;
+    float (*const swap)[PAGE] = p;
+    p = other;
+    other = swap;
   }
-  const int base = page * PAGE;
-  from = from > base ? from - base : 0;
-  to = to - base + 1 < PAGE ? to - base + 1 : PAGE;
-  if (from >= to) return;
-  K::template scores<N>(t.q + i0 * t.v_dim, k, next_k, t.head_dim, t.p + i0);
-  softmax_page(t, i0, N, base, job.softcap);
-  weigh<V, N>(v, t.p + i0, t.shrink, t.acc + i0 * t.v_dim, t.v_dim, from, to);
+  blocks(t.n - full, [&](auto n, int i) { attend_page<K, V, n.v>(t, job, full + i, page, k, nullptr, v); });
 }
 
 template <class V> static void widen_v(const V& v, int v_dim, int t1, float* out) {
-  for (int t = 0; t < t1; t++)
-    for (int d = 0; d < v_dim; d += 16) {
-      if (d % 32 == 0) V::ahead(v, t, d);
-      store(out + t * v_dim + d, V::get(v, t, d));
+  for (int t = 0; t < t1; t++, out += v_dim) {
+    int d = 0;
+    for (; d + 32 <= v_dim; d += 32) {
+      V::ahead(v, t, d);
+      const v16 a = V::get(v, t, d), b = V::get(v, t, d + 16);
+      store(out + d, a);
+      store(out + d + 16, b);
     }
+    if (d < v_dim) { V::ahead(v, t, d); store(out + d, V::get(v, t, d)); }
+  }
 }
 
 // Pages p0..p1 of one split.
@@ -94,8 +134,7 @@ template <class E> static void attend_split(Tile& t, const AttnJob& job, int p0,
       E::widen_k(k, next_k, s, t.k);
       k = (const uint8_t*)t.k;
     }
-    using K = typename E::Many;
-    blocks(t.n, [&](auto n, int i) { attend_page<K, KvFloat<F32>::Values, n.v>(t, job, i, p, k, nullptr, wide); });
+    attend_blocks<typename E::Many>(t, job, p, k, wide);
   }
 }
 
@@ -110,8 +149,7 @@ template <class E> static void attend_tile(const AttnJob& job, int q0, int n) {
   blocks(n, [&](auto size, int i0) {
     for (int i = 0; i < size.v; i++) {
       const int q = q0 + i0 + i, tok = q / job.group, head = job.kv_head * job.group + q % job.group;
-      const float* src = job.q + tok * job.ld_q + head * s.head_dim;
-      for (int d = 0; d < s.head_dim; d++) t.row[d] = src[d] * job.scale;
+      op_scale(job.q + tok * job.ld_q + head * s.head_dim, job.scale, s.head_dim, t.row);
       E::put_query(t.row, s.head_dim, size.v, i, t.q + size_t(i0) * s.v_dim);
       t.last[i0 + i] = job.n_past + tok;
       t.first[i0 + i] = job.window > 0 && t.last[i0 + i] >= job.window ? t.last[i0 + i] - job.window + 1 : 0;
@@ -130,21 +168,26 @@ template <class E> static void attend_tile(const AttnJob& job, int q0, int n) {
     }
     return;
   }
-  for (int i = 0; i < n; i++) { t.mt[i] = NEG_INF; store(t.lt[i], splat(0)); }
-  memset(t.tot, 0, size_t(n) * s.v_dim * 4);
+  const bool one_split = (end - 1) / SPLIT_PAGES == p / SPLIT_PAGES;
+  if (!one_split) {
+    for (int i = 0; i < n; i++) { t.mt[i] = NEG_INF; store(t.lt[i], splat(0)); }
+    memset(t.tot, 0, size_t(n) * s.v_dim * 4);
+  }
   while (p < end) {
     const int next = (p / SPLIT_PAGES + 1) * SPLIT_PAGES, p1 = next < end ? next : end;
     attend_split<E>(t, job, p, p1);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && !one_split; i++) {
       const size_t at = size_t(i) * s.v_dim;
       merge(t.m[i], t.l[i], t.acc + at, s.v_dim, t.mt[i], t.lt[i], t.tot + at);
     }
     p = p1;
   }
+  float *const m = one_split ? t.m : t.mt, *const sums = one_split ? t.acc : t.tot, (*const l)[16] = one_split ? t.l : t.lt;
   for (int i = 0; i < n; i++) {
-    const int q = q0 + i;
-    if (job.sinks) add_sink(job.sinks[job.kv_head * job.group + q % job.group], s.v_dim, t.mt[i], t.lt[i], t.tot + size_t(i) * s.v_dim);
-    finish_head(s, t.tot + size_t(i) * s.v_dim, t.lt[i], job.out + q / job.group * job.ld_out + (job.kv_head * job.group + q % job.group) * s.head_dim);
+    const int tok = (q0 + i) / job.group, head = job.kv_head * job.group + (q0 + i) % job.group;
+    float* tot = sums + size_t(i) * s.v_dim;
+    if (job.sinks) add_sink(job.sinks[head], s.v_dim, m[i], l[i], tot);
+    finish_head(s, tot, l[i], job.out + tok * job.ld_out + head * s.head_dim);
   }
 }
 

@@ -26,17 +26,18 @@ struct Tile {
   float* v;    // and of V [PAGE][v_dim]
   float* row;  // one query, scaled
   float* scales;  // of a page of V
-  float (*p)[PAGE];  // scores of a page, then their exponentials
+  float (*p)[PAGE];  // [2 * QUERY_BLOCK], scores of a page, then their exponentials
   float (*l)[16];    // sums of exponentials, per lane
   float (*lt)[16];
   float *m, *mt;     // maxima
   float* shrink;     // what the page's new maximum makes of earlier sums
   int *first, *last; // visible positions, inclusive
+  int* fresh;        // of a block's first query: nothing is in acc yet
 };
 
 static size_t tile_bytes(int head_dim) {
   const size_t d = (size_t(head_dim) + 15) / 16 * 16;
-  return ((3 * TILE + 3 * PAGE + 1) * d + TILE * (PAGE + 32 + 5) + 16) * sizeof(float) + 64;
+  return ((3 * TILE + 3 * PAGE + 1) * d + TILE * (32 + 5) + 2 * QUERY_BLOCK * PAGE + 3 * 16) * sizeof(float) + 64;
 }
 
 static Tile carve(uint8_t* scratch, int n, int head_dim, int v_dim) {
@@ -48,7 +49,7 @@ static Tile carve(uint8_t* scratch, int n, int head_dim, int v_dim) {
   const auto take = [&](size_t size) { float* p = at; at += size; return p; };
   t.k = take(size_t(PAGE) * v_dim);
   t.v = take(size_t(PAGE) * v_dim);
-  t.p = (float (*)[PAGE])take(TILE * PAGE);
+  t.p = (float (*)[PAGE])take(2 * QUERY_BLOCK * PAGE);
   t.scales = take(size_t(PAGE) * v_dim);
   t.row = take(v_dim);
   t.q = take(size_t(TILE) * v_dim);
@@ -56,23 +57,23 @@ static Tile carve(uint8_t* scratch, int n, int head_dim, int v_dim) {
   t.tot = take(size_t(TILE) * v_dim);
   t.l = (float (*)[16])take(TILE * 16);
   t.lt = (float (*)[16])take(TILE * 16);
-  t.m = take(TILE);
+  t.m = take(TILE + 16);
   t.mt = take(TILE);
-  t.shrink = take(TILE + 16);
+  t.shrink = take(16);
   t.first = (int*)take(TILE);
   t.last = (int*)take(TILE);
+  t.fresh = (int*)take(TILE);
   return t;
 }
 
 static void start_split(Tile& t) {
-  for (int i = 0; i < t.n; i++) { t.m[i] = NEG_INF; store(t.l[i], splat(0)); }
-  memset(t.acc, 0, size_t(t.n) * t.v_dim * 4);
+  for (int i = 0; i < t.n; i++) { t.m[i] = NEG_INF; t.fresh[i] = 1; store(t.l[i], splat(0)); }
 }
 
 // Sums of exponentials `l` and weighed values `acc` relative to the maximum `m`, folded into those of the splits before:
 // both sides shrink to the common maximum.
 static void merge(float m, const float* l, const float* acc, int v_dim, float& mt, float* lt, float* tot) {
-  if (m == NEG_INF) return;  // nothing was visible
+  if (m == NEG_INF && sum16(load(l)) == 0) return;  // nothing was visible
   if (mt == NEG_INF) {       // nor in the splits before
     memcpy(lt, l, 64);
     memcpy(tot, acc, size_t(v_dim) * 4);
@@ -110,42 +111,43 @@ static void finish(const float* tot, const float* lt, int head_dim, float* out) 
   if (d < head_dim) store_part(out + d, mul(load(tot + d), r), head_dim - d);
 }
 
-// Scores of queries i0..i0+n with the page at `base` become exponentials relative to the running maximum.
-static void softmax_page(Tile& t, int i0, int n, int base, float softcap) {
-  alignas(64) float grown[16] = {};
-  bool any = false;
-  for (int i = 0; i < n; i++) {
-    const int q = i0 + i, lo = t.first[q] - base, hi = t.last[q] + 1 - base;
-    grown[i] = 0;
-    if (hi <= 0 || lo >= PAGE) continue;  // sees nothing of it
-    v16 s0 = load(t.p[q]), s1 = load(t.p[q] + 16);
-    if (softcap > 0) { s0 = softcap16(s0, softcap); s1 = softcap16(s1, softcap); }
-    if (lo > 0 || hi < PAGE) {  // what lies outside may be another sequence's old bytes: drop it by selection, not arithmetic
-      const int a = lo > 0 ? lo : 0, b = hi < PAGE ? hi : PAGE;
-      s0 = within(s0, a < 16 ? a : 16, b < 16 ? b : 16, splat(NEG_INF));
-      s1 = within(s1, a > 16 ? a - 16 : 0, b > 16 ? b - 16 : 0, splat(NEG_INF));
+// The part of a page at `base` that query q sees: lo..hi of its tokens.
+struct Seen { int lo, hi; };
+ER_INL Seen seen(const Tile& t, int q, int base) {
+  const int lo = t.first[q] - base, hi = t.last[q] + 1 - base;
+  return {lo < 0 ? 0 : lo < PAGE ? lo : PAGE, hi < 0 ? 0 : hi < PAGE ? hi : PAGE};
+}
+// What lies outside may be another sequence's old bytes: it is dropped by selection, not by arithmetic.
+ER_INL void keep(v16& s0, v16& s1, Seen at, v16 other) {
+  const int lo = at.lo < at.hi ? at.lo : at.hi;
+  s0 = within(s0, lo < 16 ? lo : 16, at.hi < 16 ? at.hi : 16, other);
+  s1 = within(s1, lo > 16 ? lo - 16 : 0, at.hi > 16 ? at.hi - 16 : 0, other);
+}
+
+// Scores p of queries i0..i0+N with the page at `base` become exponentials relative to the running maximum. WHOLE: all of
+// them see all of it.
+template <int N, bool WHOLE>
+static void softmax_page(Tile& t, float (*p)[PAGE], int i0, int base) {
+  float (*const l)[16] = t.l + i0, *const most = t.m + i0, *const shrink = t.shrink;
+  v16 top[N];
+  ER_UNROLL for (int i = 0; i < N; i++) {
+    v16 s0 = load(p[i]), s1 = load(p[i] + 16);
+    if (!WHOLE) {
+      keep(s0, s1, seen(t, i0 + i, base), splat(NEG_INF));
+      store(p[i], s0); store(p[i] + 16, s1);
     }
-    if (softcap > 0 || lo > 0 || hi < PAGE) { store(t.p[q], s0); store(t.p[q] + 16, s1); }
-    const float top = max16(vmax(s0, s1));
-    if (t.m[q] > top || t.m[q] == top) continue;
-    grown[i] = t.m[q] - top;
-    t.m[q] = top;
-    any = true;
+    top[i] = vmax(s0, s1);
   }
-  // Maxima settle after a few pages; exp(0) is exactly 1.
-  if (any) store(t.shrink, vexp_below_88(load(grown)));
-  else for (int i = 0; i < n; i++) t.shrink[i] = 1;
-  for (int i = 0; i < n; i++) {
-    const int q = i0 + i, lo = t.first[q] - base, hi = t.last[q] + 1 - base;
-    if (hi <= 0 || lo >= PAGE) { memset(t.p[q], 0, sizeof t.p[q]); continue; }
-    v16 s0 = vexp_below_88(sub(load(t.p[q]), splat(t.m[q]))), s1 = vexp_below_88(sub(load(t.p[q] + 16), splat(t.m[q])));
-    if (lo > 0 || hi < PAGE) {
-      const int a = lo > 0 ? lo : 0, b = hi < PAGE ? hi : PAGE;
-      s0 = within(s0, a < 16 ? a : 16, b < 16 ? b : 16, splat(0));
-      s1 = within(s1, a > 16 ? a - 16 : 0, b > 16 ? b - 16 : 0, splat(0));
-    }
-    store(t.p[q], s0); store(t.p[q] + 16, s1);
-    store(t.l[q], fma(load(t.l[q]), splat(t.shrink[i]), add(s0, s1)));
+  // A maximum that is no number leaves the old one: its exponential spoils the sums.
+  const v16 old = load(most), now = vmax(maxima(top, old), old);
+  store(most, now);
+  store(shrink, vexp_below_88(vmin(sub(old, now), splat(0))));  // none of -inf less -inf; exp(0) is exactly 1
+  ER_UNROLL for (int i = 0; i < N; i++) {
+    const v16 m = splat(most[i]);
+    v16 s0 = vexp_below_88(sub(load(p[i]), m)), s1 = vexp_below_88(sub(load(p[i] + 16), m));
+    if (!WHOLE) keep(s0, s1, seen(t, i0 + i, base), splat(0));
+    store(p[i], s0); store(p[i] + 16, s1);
+    store(l[i], fma(load(l[i]), splat(shrink[i]), add(s0, s1)));
   }
 }
 

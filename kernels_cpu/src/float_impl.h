@@ -54,12 +54,6 @@ static float op_top(const float* x, int n) {
   return bad == 0.0f ? top : __builtin_nanf("");
 }
 
-static void op_scale(const float* x, float s, int n, float* out) {
-  int i = 0;
-  for (; i + 16 <= n; i += 16) store(out + i, mul(load(x + i), splat(s)));
-  for (; i < n; i++) out[i] = x[i] * s;
-}
-
 ER_INL v16 swiglu_oai(v16 gate, v16 up) {
   const v16 g = vmin(splat(7), gate), u = vmax(splat(-7), vmin(splat(7), up));
   return mul(div(g, add(splat(1), vexp(mul(splat(-1.702f), g)))), add(u, splat(1)));

@@ -8,7 +8,7 @@ namespace er {
 
 constexpr int PAGE = 32;         // tokens in a KV page; base.py's PAGE_SIZE
 constexpr int SPLIT_PAGES = 64;  // pages summed before a merge: part of the numeric contract
-constexpr int TILE = 64;         // queries of a KV head that attention takes at a time
+constexpr int TILE = 96;         // queries of a KV head that attention takes at a time
 
 // GLU_OAI is gpt-oss's: gate and up are cut off at 7 (gate above only), gate * sigmoid(1.702 gate) * (up + 1).
 enum Glu : int { GLU_SILU = 1, GLU_GELU = 2, GLU_OAI = 3 };

@@ -21,27 +21,35 @@ template <class E> struct KvFloat {
     memcpy(q + i * query_floats(head_dim), row, size_t(head_dim) * 4);
   }
 
-  // q: [N][query_floats], s: [N][PAGE]. The page after this one is fetched meanwhile.
-  template <int N>
-  static void scores(const float* q, const uint8_t* page_k, const uint8_t* next, int head_dim, float (*s)[PAGE]) {
-    const T* k = (const T*)page_k;
+  template <int N, int VECS>
+  ER_INL void scores_part(const float* q, const T* k, const T* next, int head_dim, float (*s)[PAGE], int h) {
     const int64_t ld = query_floats(head_dim);
-    for (int h = 0; h < PAGE; h += VECTORS * 16) {
-      v16 sum[N][VECTORS];
-      ER_UNROLL for (int i = 0; i < N; i++)
-        ER_UNROLL for (int j = 0; j < VECTORS; j++) sum[i][j] = splat(0);
-      for (int d = 0; d < head_dim; d++) {
-        v16 x[VECTORS];
-        ER_UNROLL for (int j = 0; j < VECTORS; j++) x[j] = E::get(k + d * PAGE + h + j * 16);
-        if (next && h == 0) __builtin_prefetch(next + size_t(d) * PAGE * sizeof(T));
-        ER_UNROLL for (int i = 0; i < N; i++) {
-          const v16 y = splat(q[i * ld + d]);
-          ER_UNROLL for (int j = 0; j < VECTORS; j++) sum[i][j] = fma(y, x[j], sum[i][j]);
-        }
+    v16 sum[N][VECS];
+    ER_UNROLL for (int i = 0; i < N; i++)
+      ER_UNROLL for (int j = 0; j < VECS; j++) sum[i][j] = splat(0);
+    for (int d = 0; d < head_dim; d++) {
+      v16 x[VECS];
+      ER_UNROLL for (int j = 0; j < VECS; j++) x[j] = E::get(k + d * PAGE + h + j * 16);
+      if (next) __builtin_prefetch(next + d * PAGE);
+      ER_UNROLL for (int i = 0; i < N; i++) {
+        const v16 y = splat(q[i * ld + d]);
+        ER_UNROLL for (int j = 0; j < VECS; j++) sum[i][j] = fma(y, x[j], sum[i][j]);
       }
-      ER_UNROLL for (int i = 0; i < N; i++)
-        ER_UNROLL for (int j = 0; j < VECTORS; j++) store(s[i] + h + j * 16, sum[i][j]);
     }
+    ER_UNROLL for (int i = 0; i < N; i++)
+      ER_UNROLL for (int j = 0; j < VECS; j++) store(s[i] + h + j * 16, sum[i][j]);
+  }
+  // q: [N][query_floats], s: [N][PAGE], of which the halves with tokens from..to are written. The page after this one is
+  // fetched meanwhile.
+  template <int N>
+  static void scores(const float* q, const uint8_t* page_k, const uint8_t* next, int head_dim, int from, int to, float (*s)[PAGE]) {
+    const T *k = (const T*)page_k, *ahead = (const T*)next;
+    if (VECTORS == 2 && !next && (from >= 16 || to <= 16)) {
+      scores_part<N, 1>(q, k, nullptr, head_dim, s, to <= 16 ? 0 : 16);
+      return;
+    }
+    for (int h = 0; h < PAGE; h += VECTORS * 16)
+      if (from < h + VECTORS * 16 && to > h) scores_part<N, VECTORS>(q, k, h ? nullptr : ahead, head_dim, s, h);
   }
 
   // Values of a page: get(t, d) is dimension d and on of token t.

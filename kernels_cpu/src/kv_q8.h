@@ -82,7 +82,7 @@ struct KvQ8 {
   }
 
   template <int N>
-  static void scores(const float* query, const uint8_t* k, const uint8_t* next, int head_dim, float (*s)[PAGE]) {
+  static void scores(const float* query, const uint8_t* k, const uint8_t* next, int head_dim, int, int, float (*s)[PAGE]) {
     const int dwords = kv_dwords(head_dim);
     const uint8_t* q = (const uint8_t*)query;
     const float* factors = query + dwords * N;

@@ -67,6 +67,21 @@ void Program::quantize_token(const Instr& in, int n, int t, uint8_t* const* acts
     if (uses_act(in, Act(a))) isa_->linear.quantize(Act(a), lane.value, 0, in.pre.width, n, t, t + 1, acts[a]);
 }
 
+// Tokens t0..t1 of many: what computes anything leaves it in rows beside each other, and all are quantized together.
+void Program::quantize_tokens(const Instr& in, int n, int t0, int t1, uint8_t* const* acts, Lane& lane) {
+  const int width = in.pre.width;
+  const bool as_it_is = !computes(in.pre);
+  for (int t = t0; t < t1 && !as_it_is; t++) {
+    prologue(in.pre, t, lane);
+    memcpy(result(lane) + int64_t(t - t0) * width, lane.value, sizeof(float) * width);
+    if (in.pre.sum >= 0) memcpy(token(in.pre.sum, t), lane.sum, sizeof(float) * width);
+  }
+  // Where row 0 would lie.
+  const float* x = as_it_is ? token(in.pre.a, 0) : result(lane) - int64_t(t0) * width;
+  for (int a = 0; a < N_ACTS; a++)
+    if (uses_act(in, Act(a))) isa_->linear.quantize(Act(a), x, as_it_is ? ld_[in.pre.a] : width, width, n, t0, t1, acts[a]);
+}
+
 void Program::index_acts(const Instr& in, int n, const uint8_t* const* acts, const Lane& lane) const {
   for (int a = 0; a < N_ACTS; a++)
     if (uses_act(in, Act(a))) isa_->linear.index(Act(a), acts[a], in.pre.width, n, lane.scratch);
@@ -205,18 +220,20 @@ void Program::linear(const Instr& in, const Job& job, int thread) {
   int first[MAX_OUTS + 1] = {0};
   for (int i = 0; i < parts; i++) first[i + 1] = first[i] + (tile_count(in.outs[i].weight) + step - 1) / step;
   uint8_t* acts[N_ACTS] = {act_[ACT_Q8], act_[ACT_F32]};
-  const auto prepare = [&](int t, bool store_sum) {
-    quantize_token(in, n, t, acts, lane);
-    if (store_sum && in.pre.sum >= 0) memcpy(token(in.pre.sum, t), lane.sum, sizeof(float) * in.pre.width);
-  };
   if (mine) {
     private_acts(in, n, lane, acts);
   } else {
-    each_token(n, thread, [&](int t) { prepare(t, true); });
+    const int together = n >= 8 * TOGETHER * pool_->size() ? TOGETHER : n >= 32 * pool_->size() ? 4 : 1;
+    pool_->next_phase((n + together - 1) / together);
+    for (int c; (c = pool_->claim(thread)) >= 0;)
+      quantize_tokens(in, n, c * together, n < (c + 1) * together ? n : (c + 1) * together, acts, lane);
   }
   pool_->next_phase(first[parts]);
   if (mine)
-    for (int t = 0; t < n; t++) prepare(t, t % pool_->size() == thread);
+    for (int t = 0; t < n; t++) {
+      quantize_token(in, n, t, acts, lane);
+      if (in.pre.sum >= 0 && t % pool_->size() == thread) memcpy(token(in.pre.sum, t), lane.sum, sizeof(float) * in.pre.width);
+    }
   index_acts(in, n, acts, lane);
   for (int c; (c = pool_->claim(thread)) >= 0;) {
     int which = 0;

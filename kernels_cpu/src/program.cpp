@@ -122,7 +122,7 @@ bool Program::reserve_scratch(int n_tokens, int n_outputs) {
       }
     mine = max(mine, sum);
     if (is_moe(in)) choice = max(choice, choice_bytes(in, n));
-    else result = max(result, FEW * rows);
+    else result = max(result, max(FEW * rows, computes(in.pre) ? size_t(TOGETHER) * in.pre.width : 0));
     if (in.epilogue == EPI_GLU || is_moe(in)) glu = max(glu, 2 * n * rows * sizeof(float));
   }
   for (int a = 0; a < N_ACTS; a++)

@@ -41,6 +41,9 @@ struct Prologue {
   int32_t pad;
 };
 
+// Whether the value is anything but the input as it lies there.
+inline bool computes(const Prologue& p) { return p.b >= 0 || p.scale != 1.0f || p.norm_n || p.sum >= 0; }
+
 struct LinearOut {
   const Weight* weight;
   const float* bias;
@@ -97,6 +100,7 @@ constexpr int FEW = 16;
 constexpr int ONE_BY_ONE = 6;
 // Up to so many floats every thread quantizes the whole input for itself, which is cheaper than another barrier.
 constexpr int INLINE_FLOATS = 16384;
+constexpr int TOGETHER = 16;  // tokens of a long batch whose input is quantized at once
 
 class Program {
  public:
@@ -141,6 +145,7 @@ class Program {
   void embed_row(const Instr& in, int32_t id, float* out) const;
   void prologue(const Prologue& p, int t, Lane& lane);
   void quantize_token(const Instr& in, int n, int t, uint8_t* const* acts, Lane& lane);
+  void quantize_tokens(const Instr& in, int n, int t0, int t1, uint8_t* const* acts, Lane& lane);
   void index_acts(const Instr& in, int n, const uint8_t* const* acts, const Lane& lane) const;
   void private_acts(const Instr& in, int n, const Lane& lane, uint8_t** acts) const;
   void run_tiles(const LinearOut& o, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo, Lane& lane);

@@ -43,6 +43,26 @@ ER_INL v16 within(v16 x, int lo, int hi, v16 other) {
   return {_mm512_mask_blend_ps(__mmask16((1u << hi) - (1u << lo)), other.a, x.a)};
 }
 ER_INL float max16(v16 x) { return _mm512_reduce_max_ps(x.a); }
+// Lane i < N <= 8: the largest lane of x[i]; the rest of `other`.
+template <int N> ER_INL v16 maxima(const v16 (&x)[N], v16 other) {
+  __m512 u[4], w[2];
+  ER_UNROLL for (int i = 0; i < 4; i++) {
+    const __m512 a = x[i < N ? i : 0].a, b = x[i + 4 < N ? i + 4 : 0].a;
+    u[i] = _mm512_max_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+  }
+  ER_UNROLL for (int i = 0; i < 2; i++)
+    w[i] = _mm512_max_ps(_mm512_shuffle_f32x4(u[i], u[i + 2], 0x88), _mm512_shuffle_f32x4(u[i], u[i + 2], 0xdd));
+  const __m512d a = _mm512_castps_pd(w[0]), b = _mm512_castps_pd(w[1]);
+  const __m512 z = _mm512_max_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
+  const __m512i order = _mm512_setr_epi32(0, 2, 8, 10, 4, 6, 12, 14, 0, 0, 0, 0, 0, 0, 0, 0);
+  return {_mm512_mask_permutexvar_ps(other.a, __mmask16((1u << N) - 1), order, _mm512_max_ps(z, _mm512_permute_ps(z, 0xb1)))};
+}
+ER_INL float sum16(v16 x) {
+  const __m256 a = _mm256_add_ps(_mm512_castps512_ps256(x.a), _mm512_extractf32x8_ps(x.a, 1));
+  const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
+}
 ER_INL v16 load_f16(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 ER_INL void store_f16(uint16_t* p, v16 x) { _mm256_storeu_si256((__m256i*)p, _mm512_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT)); }
 ER_INL v16 load_i8(const int8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
@@ -80,6 +100,12 @@ ER_INL float max16(v16 x) {
   __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
   b = _mm_max_ps(b, _mm_movehl_ps(b, b));
   return _mm_cvtss_f32(_mm_max_ss(b, _mm_movehdup_ps(b)));
+}
+ER_INL float sum16(v16 x) {
+  const __m256 a = _mm256_add_ps(x.a, x.b);
+  const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+  const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
+  return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
 }
 ER_INL v16 load_f16(const uint16_t* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
@@ -210,12 +236,22 @@ ER_INL void store_f16(uint16_t* p, v16 x) { for (int i = 0; i < 16; i++) p[i] = 
 // times_pow2: x * 2^n for integral n, exact where nothing over- or underflows. within: lanes lo..hi (0 <= lo <= hi <= 16) of x,
 // the rest of `other`. max16 leaves open what it makes of NaN and of zeros of both signs: its readers must not care.
 
-// The one order in which sixteen lanes become a sum: halves, quarters, eighths.
+// sum16: the one order in which sixteen lanes become a sum: halves, quarters, eighths.
+#if !defined(__AVX2__)
 ER_INL float sum16(v16 x) {
   alignas(64) float t[16]; store(t, x);
   for (int w = 8; w; w >>= 1) for (int i = 0; i < w; i++) t[i] += t[i + w];
   return t[0];
 }
+#endif
+#if !defined(__AVX512F__)
+// Lane i < N <= 8: the largest lane of x[i]; the rest of `other`.
+template <int N> ER_INL v16 maxima(const v16 (&x)[N], v16 other) {
+  alignas(64) float t[16]; store(t, other);
+  ER_UNROLL for (int i = 0; i < N; i++) t[i] = max16(x[i]);
+  return load(t);
+}
+#endif
 // The first n < 16 floats, the rest zero.
 ER_INL v16 load_part(const float* p, int n) { alignas(64) float t[16] = {}; memcpy(t, p, size_t(n) * 4); return load(t); }
 

@@ -43,5 +43,11 @@ ER_INL v16 gelu(v16 x) {
 
 ER_INL v16 glu16(v16 gate, v16 up, int act) { return mul(act == GLU_SILU ? silu(gate) : gelu(gate), up); }
 
+static void op_scale(const float* x, float s, int n, float* out) {
+  int i = 0;
+  for (; i + 16 <= n; i += 16) store(out + i, mul(load(x + i), splat(s)));
+  for (; i < n; i++) out[i] = x[i] * s;
+}
+
 }  // namespace ER_ISA
 }  // namespace er

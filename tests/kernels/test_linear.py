@@ -89,6 +89,40 @@ def test_nan_and_infinity_spoil_their_own_column_only(isa: str, t: T, bad: float
         assert (bits(out[clean]) == bits(packed.run(x[:m])[clean])).all()
 
 
+@functools.cache
+def awkward() -> tuple[NDArray[np.uint8], F32]:
+    """Forty columns of nineteen blocks, some of them zero, tiny, towering or not finite."""
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((40, 608), dtype=np.float32)
+    x[::3, 320:352] *= np.float32(20)
+    x[4::5, 576:608] *= np.float32(30)
+    x[[0, 5, 33], 64:96] = 0
+    x[9, 32:64] *= np.float32(1e-37)
+    x[10] *= np.float32(1e-21)  # squares below the least normal number
+    x[17, 130], x[20, 511], x[38, 600] = np.nan, np.inf, -np.inf
+    return gguf_rows(T.Q8_0, 17, 608, rng), x
+
+
+@pytest.mark.parametrize("isa", isas())
+def test_awkward_blocks_give_the_same_bits_in_any_company(isa: str) -> None:
+    rows, x = awkward()
+    packed = Packed(isa, T.Q8_0, rows, 608)
+    single = np.concatenate([packed.run(x[m : m + 1]) for m in range(len(x))])
+    assert np.isnan(single).any(axis=1).tolist() == [m in (17, 20, 38) for m in range(len(x))]
+    for m in (5, 8, 16, 32, 40):
+        out = packed.run(x[:m])
+        assert (np.isnan(out) == np.isnan(single[:m])).all()
+        assert (bits(out) == bits(single[:m]))[~np.isnan(out)].all(), m
+
+
+def test_instruction_sets_agree_on_awkward_blocks() -> None:
+    rows, x = awkward()
+    first, *others = (Packed(s, T.Q8_0, rows, 608).run(x) for s in isas() if s != "generic")
+    for other in others:
+        assert (np.isnan(first) == np.isnan(other)).all()
+        assert (bits(first) == bits(other))[~np.isnan(first)].all()
+
+
 @pytest.mark.parametrize("isa", isas())
 def test_extremes_do_not_overflow(isa: str) -> None:
     """The largest codes against the largest activations of one sign: sums at their limits."""
