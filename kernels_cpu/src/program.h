@@ -183,6 +183,7 @@ class Program {
   bool plan_step(Job& job);
   int cut(const Instr& in, const Job& job, Cut& cut) const;
   int64_t patience(const Instr& in, const Job& job, const Cut& cut, int longest) const;
+  template <class F> void each_head(const Instr& in, const Job& job, const Cut& cut, int chunk, const F& f) const;
   void compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane);
   void commit_linear(const Instr& in, const Job& job, const Cut& cut, int chunk, Lane& lane);
   void commit_attention(const Instr& in, const Job& job, const Cut& cut, int chunk, const float* from);
