@@ -150,6 +150,17 @@ static const uint8_t* fetch(const uint8_t* weights, const uint8_t* end) {
   return weights;
 }
 
+// Lines that will be written, which others have read: they come while the products are computed.
+static void own(const float* from, int64_t n) {
+  for (int64_t i = 0; i < n; i += 16) {
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(from[i]));
+#else
+    __builtin_prefetch(from + i, 1);
+#endif
+  }
+}
+
 void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane) {
   const int n = count(in, job), which = matrix_of(cut, chunk);
   if (which < 0) {
@@ -173,8 +184,10 @@ void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, ui
     index_acts(in, n, acts, lane);
     lane.prepared = lane.number = number;
   }
+  const int buffer = in.epilogue == EPI_GLU ? in.out : in.outs[which].out;
+  for (int t = 0; t < n; t++) own(token(buffer, t) + int64_t(tile) * w.linear->tile_rows, rows);
   linear_tiles(in, which, n, tile, tiles, acts, result(lane), rows, lane);
-  if (wants_tops(in.epilogue == EPI_GLU ? in.out : in.outs[which].out, job)) top_of_rows(in, n, tile, tiles, result(lane), rows, lane.tops);
+  if (wants_tops(buffer, job)) top_of_rows(in, n, tile, tiles, result(lane), rows, lane.tops);
 }
 
 void Program::commit(const Job& job, int phase, int chunk, int thread) {
