@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import os
 import weakref
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -306,8 +307,7 @@ class CPUProgram(base.Program):
         self._n_pos = 0  # positions that the tables reach
         self._keep: list[base.F32] = []
         self._tables = (abi.RopeTable * max(1, len(ropes)))()
-        self._ints = np.empty(0, np.int32)
-        self._ints_at = 0
+        self._ints = array("i")
         self._view = abi.BatchView()
         self._seen: dict[tuple[int, int], Any] = {}
 
@@ -318,13 +318,12 @@ class CPUProgram(base.Program):
 
     def run(self, batch: base.Batch) -> base.F32:
         self._read(batch)
-        self._reach(int(batch.positions.max()) + 1 if len(batch.positions) else 1)
         so, ptr = self._so, self._ptr
         error = so.er_program_run(ptr, self._view, self._tables, len(self._ropes))
         if error:
             text = error.decode()
             raise OutOfMemoryError(text) if text == "out of memory" else BackendError(text)
-        n = len(batch.outputs)
+        n = self._view.n_outputs
         best = so.er_program_best(ptr)
         self.best = self._at(best, n, 0).copy() if best else None
         if n == 0:
@@ -333,28 +332,28 @@ class CPUProgram(base.Program):
         return logits
 
     def _read(self, batch: base.Batch) -> None:
-        """Put the batch's numbers where the native code finds them: side by side in memory that
-        stays, since copying them costs less than asking six arrays for their addresses."""
-        parts = (
-            batch.tokens, batch.positions, batch.row_start, batch.n_past, batch.pages.reshape(-1),
-            batch.outputs,
-        )  # fmt: skip
-        sizes = [len(p) for p in parts]
-        if sizes[1] != sizes[0] or sizes[2] != sizes[3] + 1:
-            raise BackendError("the batch's arrays disagree in length")
-        total = sum(sizes)
-        if total > len(self._ints):
-            self._ints = np.empty(2 * total, np.int32)
-            self._ints_at = self._ints.ctypes.data
-        np.concatenate(parts, out=self._ints[:total], casting="same_kind")
-        at, view = self._ints_at, self._view
-        view.tokens, view.positions = at, at + 4 * sizes[0]
-        view.row_start = at = view.positions + 4 * sizes[1]
-        view.n_past = at = at + 4 * sizes[2]
-        view.pages = at = at + 4 * sizes[3]
-        view.outputs = at + 4 * sizes[4]
-        view.n_tokens, view.n_rows, view.n_outputs = sizes[0], sizes[3], sizes[5]
+        """Show the native code the batch's numbers, which lie side by side, or are put so: that
+        costs less than asking six arrays for their addresses."""
+        packed, end = batch.packed or self._packed(batch)
+        self._reach(end)
+        n_tokens, n_rows, n_outputs = len(batch.tokens), len(batch.n_past), len(batch.outputs)
+        at, view = packed.buffer_info()[0], self._view
+        view.tokens, view.positions = at, at + 4 * n_tokens
+        view.row_start = at = at + 8 * n_tokens
+        view.n_past = at = at + 4 * n_rows + 4
+        view.outputs = at = at + 4 * n_rows
+        view.pages = at + 4 * n_outputs
+        view.n_tokens, view.n_rows, view.n_outputs = n_tokens, n_rows, n_outputs
         view.max_pages, view.want_best = batch.pages.shape[1], batch.want_best
+
+    def _packed(self, b: base.Batch) -> tuple[array[int], int]:
+        parts = (b.tokens, b.positions, b.row_start, b.n_past, b.outputs, b.pages.reshape(-1))
+        if len(parts[1]) != len(parts[0]) or len(parts[2]) != len(parts[3]) + 1:
+            raise BackendError("the batch's arrays disagree in length")
+        # Held until the next step: the native code copies it when that begins.
+        ints = np.concatenate(parts, dtype=np.int32, casting="same_kind")
+        self._ints = array("i", ints.tobytes())
+        return self._ints, int(b.positions.max(initial=0)) + 1
 
     def _reach(self, n_pos: int) -> None:
         """Have the rope tables hold ``n_pos`` positions."""
