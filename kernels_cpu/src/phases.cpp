@@ -12,7 +12,8 @@ bool Program::inline_prologue(const Instr& in, int n) const { return n == 1 || i
 
 int Program::tile_count(const Weight* w) { return int((w->n_rows + w->linear->tile_rows - 1) / w->linear->tile_rows); }
 
-// At least 8 chunks a thread, of 64 rows at most unless that makes more than 256. Many columns meet two tiles at a time.
+// At least 8 chunks a thread, of 64 rows at most unless that makes more than 256. Many columns meet two tiles at a time, one column
+// four or two.
 int Program::chunk_tiles(const Instr& in, int n) const {
   int tiles = 0;
   const int parts = in.epilogue == EPI_GLU ? 1 : in.n_outs;
@@ -20,6 +21,7 @@ int Program::chunk_tiles(const Instr& in, int n) const {
   const int even = tiles / (pool_->size() * 8), most = 64 / in.outs[0].weight->linear->tile_rows;
   const int least = tiles / (pool_->size() * 256);
   const int step = even < 1 ? 1 : even <= most ? even : least > most ? least : most;
+  if (n == 1 && step > 1) return step < 4 ? 2 : step / 4 * 4;
   return n > ONE_BY_ONE ? (step + 1) / 2 * 2 : step;
 }
 
