@@ -229,7 +229,7 @@ class CPUBackend(base.Backend):
         if not ptr:
             raise OutOfMemoryError(f"no memory for a KV cache of {n_pages} pages: lower n_ctx")
         self._owned.append(("er_kv_free", ptr))
-        return CPUKVPool(self._so, ptr, n_pages, kv_type)
+        return CPUKVPool(self, ptr, n_pages, kv_type)
 
     def prepare(self, forward: base.Forward, kv: base.KVPool, n_ctx: int) -> CPUProgram:
         assert isinstance(kv, CPUKVPool)
@@ -247,7 +247,7 @@ class CPUBackend(base.Backend):
         self._owned.append(("er_program_free", ptr))
         n_vocab = program.widths[program.logits]
         ropes = [RopeTable(r, n_ctx) for r in program.ropes]
-        return CPUProgram(self._so, ptr, n_vocab, ropes, len(program.code))
+        return CPUProgram(self, ptr, n_vocab, ropes, len(program.code))
 
     def close(self) -> None:
         self._close()  # first: a late thread may still be reading vectors
@@ -269,8 +269,9 @@ def _free(so: ctypes.CDLL, owned: list[tuple[str, int]]) -> None:
 class CPUKVPool(base.KVPool):
     """Pages in one block of memory; a page holds its tokens for all layers."""
 
-    def __init__(self, so: ctypes.CDLL, ptr: int, n_pages: int, kv_type: str) -> None:
-        self._so = so
+    def __init__(self, backend: CPUBackend, ptr: int, n_pages: int, kv_type: str) -> None:
+        self._backend = backend  # that frees the pages when it goes
+        self._so = so = backend._so
         self.ptr = ptr
         self.n_pages = n_pages
         self.kv_type = kv_type
@@ -297,9 +298,10 @@ class CPUProgram(base.Program):
     """A recorded forward pass."""
 
     def __init__(
-        self, so: ctypes.CDLL, ptr: int, n_vocab: int, ropes: list[RopeTable], n_phases: int
+        self, backend: CPUBackend, ptr: int, n_vocab: int, ropes: list[RopeTable], n_phases: int
     ) -> None:
-        self._so = so
+        self._backend = backend  # whose threads and weights it works with
+        self._so = backend._so
         self._ptr = ptr
         self.n_vocab = n_vocab
         self.n_phases = n_phases
