@@ -150,12 +150,17 @@ const float* Program::rotate_head(const Instr& in, const Job& job, int t, int h,
   return out;
 }
 
-void Program::store_head(const Instr& in, const Job& job, int t, int kv_head, const float* k) {
-  const KvLayer& layer = kv_->layers[in.layer];
+uint8_t* Program::page_of(const Instr& in, const Job& job, int t, int* slot) const {
   const BatchView& b = job.batch;
   const int r = job.row_of(t), pos = b.n_past[r] + t - b.row_start[r];
-  uint8_t* page = kv_->data + size_t(b.pages[int64_t(r) * b.max_pages + pos / PAGE]) * kv_->page_bytes + layer.offset;
-  isa_->ops->write_kv(layer.shape, page, kv_head, pos % PAGE, k, token(in.v, t) + kv_head * in.head_dim);
+  if (slot) *slot = pos % PAGE;
+  return kv_->data + size_t(b.pages[int64_t(r) * b.max_pages + pos / PAGE]) * kv_->page_bytes + kv_->layers[in.layer].offset;
+}
+
+void Program::store_head(const Instr& in, const Job& job, int t, int kv_head, const float* k) {
+  int slot;
+  uint8_t* page = page_of(in, job, t, &slot);
+  isa_->ops->write_kv(kv_->layers[in.layer].shape, page, kv_head, slot, k, token(in.v, t) + kv_head * in.head_dim);
 }
 
 // out: the row's first token. parts: the item's.

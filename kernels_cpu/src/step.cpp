@@ -119,6 +119,18 @@ template <class F> void Program::each_head(const Instr& in, const Job& job, cons
   }
 }
 
+// Lines that will be written, which others have read: they come while the products are computed.
+static void own(const void* from, size_t bytes) {
+  const char* at = static_cast<const char*>(from);
+  for (size_t i = 0; i < bytes; i += 64) {
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(at[i]));
+#else
+    __builtin_prefetch(at + i, 1);
+#endif
+  }
+}
+
 void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int thread) {
   Lane& lane = lanes_[thread];
   const Cut& cut = job.cuts[phase];
@@ -131,7 +143,14 @@ void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int
   if (in.op == OP_EMBED) return embed_row(in, b.tokens[chunk], out);
   if (in.op == OP_TOKENWISE) return prologue(in.pre, chunk, lane);
   if (in.op == OP_ROPE_KV) {
+    const uint8_t* last = nullptr;
     each_head(in, job, cut, chunk, [&](int t, int h) {
+      if (h >= in.n_heads) {
+        const KvShape& shape = kv_->layers[in.layer].shape;
+        const uint8_t* keys = page_of(in, job, t) + size_t(h - in.n_heads) * shape.k_bytes;
+        if (keys != last) own(keys, shape.k_bytes);
+        last = keys;
+      }
       rotate_head(in, job, t, h, lane, out);
       out += in.head_dim;
     });
@@ -150,15 +169,11 @@ static const uint8_t* fetch(const uint8_t* weights, const uint8_t* end) {
   return weights;
 }
 
-// Lines that will be written, which others have read: they come while the products are computed.
-static void own(const float* from, int64_t n) {
-  for (int64_t i = 0; i < n; i += 16) {
-#if defined(__x86_64__)
-    __asm__ volatile("prefetchw %0" : : "m"(from[i]));
-#else
-    __builtin_prefetch(from + i, 1);
-#endif
-  }
+// One column meets four or two tiles at a time, whose beginnings their kernel does not fetch (direct_one.h).
+static void fetch_streams(const uint8_t* weights, int tiles, size_t tile_bytes) {
+  enum { BEGINNING = 3072 };
+  const size_t bytes = tile_bytes < BEGINNING ? tile_bytes : BEGINNING;
+  for (int i = 0; i < (tiles >= 4 ? 4 : tiles >= 2 ? 2 : 1); i++) fetch(weights + i * tile_bytes, weights + i * tile_bytes + bytes);
 }
 
 void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane) {
@@ -177,15 +192,16 @@ void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, ui
   if (lane.prepared != number) {
     const size_t tile_bytes = w.linear->tile_bytes(int(w.n_cols));
     const uint8_t *weights = w.data + size_t(tile) * tile_bytes, *end = weights + size_t(tiles) * tile_bytes;
+    if (n == 1) fetch_streams(weights, tiles, tile_bytes);
     for (int t = 0; t < n; t++) {
-      weights = fetch(weights, end);
+      if (n > 1) weights = fetch(weights, end);
       quantize_token(in, n, t, acts, lane);
     }
     index_acts(in, n, acts, lane);
     lane.prepared = lane.number = number;
   }
   const int buffer = in.epilogue == EPI_GLU ? in.out : in.outs[which].out;
-  for (int t = 0; t < n; t++) own(token(buffer, t) + int64_t(tile) * w.linear->tile_rows, rows);
+  for (int t = 0; t < n; t++) own(token(buffer, t) + int64_t(tile) * w.linear->tile_rows, size_t(rows) * sizeof(float));
   linear_tiles(in, which, n, tile, tiles, acts, result(lane), rows, lane);
   if (wants_tops(buffer, job)) top_of_rows(in, n, tile, tiles, result(lane), rows, lane.tops);
 }
