@@ -10,7 +10,7 @@ from __future__ import annotations
 import abc
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
@@ -108,6 +108,8 @@ class Batch:
         outputs: int32 [n_outputs], ascending indexes into ``tokens`` whose logits are wanted.
         want_best: whether :attr:`Program.best` is wanted as well.
         given: what :meth:`Ops.given` gives, float32 [n_tokens, width].
+        packed: of a batch that :meth:`pack` made, int32: tokens, positions, row_start, n_past,
+            outputs and pages, one behind another; and the first position behind the last.
     """
 
     tokens: I32
@@ -118,6 +120,7 @@ class Batch:
     outputs: I32
     want_best: bool = False
     given: F32 | None = None
+    packed: tuple[array[int], int] | None = field(default=None, init=False)
 
     @property
     def n_tokens(self) -> int:
@@ -144,25 +147,26 @@ class Batch:
         n_past: list[int] = []
         pages: list[int] = []
         most = max([len(r[2]) for r in rows], default=0)
+        end = 0
         for ids, past, held, wanted in rows:
-            at = len(tokens)
+            at, behind = len(tokens), past + len(ids)
             tokens += ids
-            positions += range(past, past + len(ids))
+            positions += range(past, behind)
             outputs += [at + i for i in wanted]
             starts.append(len(tokens))
+            end = max(end, behind)
             n_past.append(past)
             pages += held
             pages += [-1] * (most - len(held))
         # One array for all is made in a third of the time of six.
         parts = (tokens, positions, starts, n_past, outputs, pages)
-        ints = np.frombuffer(
-            array("i", [*tokens, *positions, *starts, *n_past, *outputs, *pages]), np.int32
-        )
+        packed = array("i", [*tokens, *positions, *starts, *n_past, *outputs, *pages])
+        ints = np.frombuffer(packed, np.int32)
         at, views = 0, []
         for part in parts:
             views.append(ints[at : at + len(part)])
             at += len(part)
-        return cls(
+        batch = cls(
             tokens=views[0],
             positions=views[1],
             row_start=views[2],
@@ -171,6 +175,8 @@ class Batch:
             outputs=views[4],
             want_best=want_best,
         )
+        object.__setattr__(batch, "packed", (packed, end))
+        return batch
 
 
 class Ops(Protocol):

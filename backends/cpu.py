@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import os
 import weakref
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -228,7 +229,7 @@ class CPUBackend(base.Backend):
         if not ptr:
             raise OutOfMemoryError(f"no memory for a KV cache of {n_pages} pages: lower n_ctx")
         self._owned.append(("er_kv_free", ptr))
-        return CPUKVPool(self._so, ptr, n_pages, kv_type)
+        return CPUKVPool(self, ptr, n_pages, kv_type)
 
     def prepare(self, forward: base.Forward, kv: base.KVPool, n_ctx: int) -> CPUProgram:
         assert isinstance(kv, CPUKVPool)
@@ -246,7 +247,7 @@ class CPUBackend(base.Backend):
         self._owned.append(("er_program_free", ptr))
         n_vocab = program.widths[program.logits]
         ropes = [RopeTable(r, n_ctx) for r in program.ropes]
-        return CPUProgram(self._so, ptr, n_vocab, ropes, len(program.code))
+        return CPUProgram(self, ptr, n_vocab, ropes, len(program.code))
 
     def close(self) -> None:
         self._close()  # first: a late thread may still be reading vectors
@@ -268,8 +269,9 @@ def _free(so: ctypes.CDLL, owned: list[tuple[str, int]]) -> None:
 class CPUKVPool(base.KVPool):
     """Pages in one block of memory; a page holds its tokens for all layers."""
 
-    def __init__(self, so: ctypes.CDLL, ptr: int, n_pages: int, kv_type: str) -> None:
-        self._so = so
+    def __init__(self, backend: CPUBackend, ptr: int, n_pages: int, kv_type: str) -> None:
+        self._backend = backend  # that frees the pages when it goes
+        self._so = so = backend._so
         self.ptr = ptr
         self.n_pages = n_pages
         self.kv_type = kv_type
@@ -296,9 +298,10 @@ class CPUProgram(base.Program):
     """A recorded forward pass."""
 
     def __init__(
-        self, so: ctypes.CDLL, ptr: int, n_vocab: int, ropes: list[RopeTable], n_phases: int
+        self, backend: CPUBackend, ptr: int, n_vocab: int, ropes: list[RopeTable], n_phases: int
     ) -> None:
-        self._so = so
+        self._backend = backend  # whose threads and weights it works with
+        self._so = backend._so
         self._ptr = ptr
         self.n_vocab = n_vocab
         self.n_phases = n_phases
@@ -306,8 +309,7 @@ class CPUProgram(base.Program):
         self._n_pos = 0  # positions that the tables reach
         self._keep: list[base.F32] = []
         self._tables = (abi.RopeTable * max(1, len(ropes)))()
-        self._ints = np.empty(0, np.int32)
-        self._ints_at = 0
+        self._ints = array("i")
         self._view = abi.BatchView()
         self._seen: dict[tuple[int, int], Any] = {}
 
@@ -318,13 +320,12 @@ class CPUProgram(base.Program):
 
     def run(self, batch: base.Batch) -> base.F32:
         self._read(batch)
-        self._reach(int(batch.positions.max()) + 1 if len(batch.positions) else 1)
         so, ptr = self._so, self._ptr
         error = so.er_program_run(ptr, self._view, self._tables, len(self._ropes))
         if error:
             text = error.decode()
             raise OutOfMemoryError(text) if text == "out of memory" else BackendError(text)
-        n = len(batch.outputs)
+        n = self._view.n_outputs
         best = so.er_program_best(ptr)
         self.best = self._at(best, n, 0).copy() if best else None
         if n == 0:
@@ -333,28 +334,28 @@ class CPUProgram(base.Program):
         return logits
 
     def _read(self, batch: base.Batch) -> None:
-        """Put the batch's numbers where the native code finds them: side by side in memory that
-        stays, since copying them costs less than asking six arrays for their addresses."""
-        parts = (
-            batch.tokens, batch.positions, batch.row_start, batch.n_past, batch.pages.reshape(-1),
-            batch.outputs,
-        )  # fmt: skip
-        sizes = [len(p) for p in parts]
-        if sizes[1] != sizes[0] or sizes[2] != sizes[3] + 1:
-            raise BackendError("the batch's arrays disagree in length")
-        total = sum(sizes)
-        if total > len(self._ints):
-            self._ints = np.empty(2 * total, np.int32)
-            self._ints_at = self._ints.ctypes.data
-        np.concatenate(parts, out=self._ints[:total], casting="same_kind")
-        at, view = self._ints_at, self._view
-        view.tokens, view.positions = at, at + 4 * sizes[0]
-        view.row_start = at = view.positions + 4 * sizes[1]
-        view.n_past = at = at + 4 * sizes[2]
-        view.pages = at = at + 4 * sizes[3]
-        view.outputs = at + 4 * sizes[4]
-        view.n_tokens, view.n_rows, view.n_outputs = sizes[0], sizes[3], sizes[5]
+        """Show the native code the batch's numbers, which lie side by side, or are put so: that
+        costs less than asking six arrays for their addresses."""
+        packed, end = batch.packed or self._packed(batch)
+        self._reach(end)
+        n_tokens, n_rows, n_outputs = len(batch.tokens), len(batch.n_past), len(batch.outputs)
+        at, view = packed.buffer_info()[0], self._view
+        view.tokens, view.positions = at, at + 4 * n_tokens
+        view.row_start = at = at + 8 * n_tokens
+        view.n_past = at = at + 4 * n_rows + 4
+        view.outputs = at = at + 4 * n_rows
+        view.pages = at + 4 * n_outputs
+        view.n_tokens, view.n_rows, view.n_outputs = n_tokens, n_rows, n_outputs
         view.max_pages, view.want_best = batch.pages.shape[1], batch.want_best
+
+    def _packed(self, b: base.Batch) -> tuple[array[int], int]:
+        parts = (b.tokens, b.positions, b.row_start, b.n_past, b.outputs, b.pages.reshape(-1))
+        if len(parts[1]) != len(parts[0]) or len(parts[2]) != len(parts[3]) + 1:
+            raise BackendError("the batch's arrays disagree in length")
+        # Held until the next step: the native code copies it when that begins.
+        ints = np.concatenate(parts, dtype=np.int32, casting="same_kind")
+        self._ints = array("i", ints.tobytes())
+        return self._ints, int(b.positions.max(initial=0)) + 1
 
     def _reach(self, n_pos: int) -> None:
         """Have the rope tables hold ``n_pos`` positions."""

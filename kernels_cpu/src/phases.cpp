@@ -12,7 +12,8 @@ bool Program::inline_prologue(const Instr& in, int n) const { return n == 1 || i
 
 int Program::tile_count(const Weight* w) { return int((w->n_rows + w->linear->tile_rows - 1) / w->linear->tile_rows); }
 
-// At least 8 chunks a thread, of 64 rows at most unless that makes more than 256. Many columns meet two tiles at a time.
+// At least 8 chunks a thread, of 64 rows at most unless that makes more than 256. Many columns meet two tiles at a time, one column
+// four or two.
 int Program::chunk_tiles(const Instr& in, int n) const {
   int tiles = 0;
   const int parts = in.epilogue == EPI_GLU ? 1 : in.n_outs;
@@ -20,6 +21,7 @@ int Program::chunk_tiles(const Instr& in, int n) const {
   const int even = tiles / (pool_->size() * 8), most = 64 / in.outs[0].weight->linear->tile_rows;
   const int least = tiles / (pool_->size() * 256);
   const int step = even < 1 ? 1 : even <= most ? even : least > most ? least : most;
+  if (n == 1 && step > 1) return step < 4 ? 2 : step / 4 * 4;
   return n > ONE_BY_ONE ? (step + 1) / 2 * 2 : step;
 }
 
@@ -163,12 +165,17 @@ const float* Program::rotate_head(const Instr& in, const Job& job, int t, int h,
   return out;
 }
 
-void Program::store_head(const Instr& in, const Job& job, int t, int kv_head, const float* k) {
-  const KvLayer& layer = kv_->layers[in.layer];
+uint8_t* Program::page_of(const Instr& in, const Job& job, int t, int* slot) const {
   const BatchView& b = job.batch;
   const int r = job.row_of(t), pos = b.n_past[r] + t - b.row_start[r];
-  uint8_t* page = kv_->data + size_t(b.pages[int64_t(r) * b.max_pages + pos / PAGE]) * kv_->page_bytes + layer.offset;
-  isa_->ops->write_kv(layer.shape, page, kv_head, pos % PAGE, k, token(in.v, t) + kv_head * in.head_dim);
+  if (slot) *slot = pos % PAGE;
+  return kv_->data + size_t(b.pages[int64_t(r) * b.max_pages + pos / PAGE]) * kv_->page_bytes + kv_->layers[in.layer].offset;
+}
+
+void Program::store_head(const Instr& in, const Job& job, int t, int kv_head, const float* k) {
+  int slot;
+  uint8_t* page = page_of(in, job, t, &slot);
+  isa_->ops->write_kv(kv_->layers[in.layer].shape, page, kv_head, slot, k, token(in.v, t) + kv_head * in.head_dim);
 }
 
 // out: the row's first token. parts: the item's.

@@ -154,6 +154,8 @@ class Program {
   void linear_tiles(const Instr& in, int which, int n, int tile, int tiles, const uint8_t* const* acts, float* out, int64_t ldo,
                     Lane& lane);
   const float* rotate_head(const Instr& in, const Job& job, int t, int h, Lane& lane, float* out);
+  // The layer's part of the page that token t goes to, and its slot there.
+  uint8_t* page_of(const Instr& in, const Job& job, int t, int* slot = nullptr) const;
   void store_head(const Instr& in, const Job& job, int t, int kv_head, const float* k);
   void attend(const Instr& in, const Job& job, const Item& item, float* out, int64_t ld_out, float* parts, Lane& lane);
   void merge(const Instr& in, const Merge& m, float* out, int64_t ld_out, Lane& lane);
@@ -188,6 +190,7 @@ class Program {
   bool plan_step(Job& job);
   int cut(const Instr& in, const Job& job, Cut& cut) const;
   int64_t patience(const Instr& in, const Job& job, const Cut& cut, int longest) const;
+  template <class F> void each_head(const Instr& in, const Job& job, const Cut& cut, int chunk, const F& f) const;
   void compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane);
   void commit_linear(const Instr& in, const Job& job, const Cut& cut, int chunk, Lane& lane);
   void commit_attention(const Instr& in, const Job& job, const Cut& cut, int chunk, const float* from);

@@ -99,6 +99,11 @@ bool Relay::claim(const Part& p, int chunk) {
 
 bool Relay::do_chunk(const Part& p, int chunk) {
   p.step.compute(p.step, p.phase, p.number, chunk, p.thread);
+  return hand_in(p, chunk);
+}
+
+// False: another has been quicker.
+bool Relay::hand_in(const Part& p, int chunk) {
   uint64_t claimed = word(p.number, CLAIMED);
   if (!words_[chunk].compare_exchange_strong(claimed, word(p.number, COMMITTING), std::memory_order_relaxed)) return false;
   p.step.commit(p.step, p.phase, chunk, p.thread);
@@ -126,8 +131,14 @@ void Relay::take_part(const Part& p) {
 
 // False: somebody thought we had lost the core and committed in our place, and the phase is over.
 bool Relay::take_run(const Part& p, int from, int to) {
-  for (int chunk = from; chunk < to; chunk++)
-    if (claim(p, chunk) && !do_chunk(p, chunk) && phase_.load(std::memory_order_relaxed) != p.number) return false;
+  bool mine = from < to && claim(p, from);
+  for (int chunk = from; chunk < to; chunk++) {
+    const bool now = mine;
+    if (now) p.step.compute(p.step, p.phase, p.number, chunk, p.thread);
+    // Before the commit, as a claim would wait until its stores have reached their lines, which others hold.
+    mine = chunk + 1 < to && claim(p, chunk + 1);
+    if (now && !hand_in(p, chunk) && phase_.load(std::memory_order_relaxed) != p.number) return false;
+  }
   return true;
 }
 

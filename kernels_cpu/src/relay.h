@@ -59,6 +59,7 @@ class Relay {
   bool is_free(const Part& part, int chunk) const;
   bool claim(const Part& part, int chunk);
   bool do_chunk(const Part& part, int chunk);
+  bool hand_in(const Part& part, int chunk);
   void take_part(const Part& part);
   bool take_run(const Part& part, int from, int to);
   void finish(const Part& part);

@@ -16,7 +16,7 @@ int Program::cut(const Instr& in, const Job& job, Cut& c) const {
   if (in.op == OP_ATTENTION) return job.n_items;
   if (in.op == OP_ROPE_KV) {
     const int all = n * (in.n_heads + in.n_kv), step = all / (pool_->size() * 2);
-    c.step = step < 1 ? 1 : step > in.n_heads ? in.n_heads : step;
+    c.step = step < 1 ? 1 : step > FEW * in.n_heads ? FEW * in.n_heads : step;
     return (all + c.step - 1) / c.step;
   }
   if (is_moe(in)) return expert_chunks(in, n);
@@ -104,6 +104,33 @@ int Program::matrix_of(const Cut& cut, int chunk) {
   return -1;  // past them: a sum
 }
 
+// Heads of a chunk to be turned: row by row, KV head by KV head, of each all tokens. So a thread writes lines of K, which hold a
+// dimension of all of a page's tokens, that no other writes, and attends to them next if it can (Job::plan_attention).
+template <class F> void Program::each_head(const Instr& in, const Job& job, const Cut& cut, int chunk, const F& f) const {
+  const int heads = in.n_heads + in.n_kv, group = in.n_heads / in.n_kv, all = job.batch.n_tokens * heads;
+  const int end = (chunk + 1) * cut.step < all ? (chunk + 1) * cut.step : all;
+  int i = chunk * cut.step, r = job.row_of(i / heads);
+  for (; i < end; r++) {
+    const int t0 = job.batch.row_start[r], n = job.batch.row_start[r + 1] - t0;
+    for (int k = i - t0 * heads; i < end && k < n * heads; i++, k++) {
+      const int kv = k / (n * (1 + group)), t = t0 + k / (1 + group) % n, j = k % (1 + group);
+      f(t, j ? kv * group + j - 1 : in.n_heads + kv);
+    }
+  }
+}
+
+// Lines that will be written, which others have read: they come while the products are computed.
+static void own(const void* from, size_t bytes) {
+  const char* at = static_cast<const char*>(from);
+  for (size_t i = 0; i < bytes; i += 64) {
+#if defined(__x86_64__)
+    __asm__ volatile("prefetchw %0" : : "m"(at[i]));
+#else
+    __builtin_prefetch(at + i, 1);
+#endif
+  }
+}
+
 void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int thread) {
   Lane& lane = lanes_[thread];
   const Cut& cut = job.cuts[phase];
@@ -116,9 +143,17 @@ void Program::compute(const Job& job, int phase, uint64_t number, int chunk, int
   if (in.op == OP_EMBED) return embed_row(in, b.tokens[chunk], out);
   if (in.op == OP_TOKENWISE) return prologue(in.pre, chunk, lane);
   if (in.op == OP_ROPE_KV) {
-    const int heads = in.n_heads + in.n_kv, all = b.n_tokens * heads;
-    for (int i = chunk * cut.step; i < (chunk + 1) * cut.step && i < all; i++, out += in.head_dim)
-      rotate_head(in, job, i / heads, i % heads, lane, out);
+    const uint8_t* last = nullptr;
+    each_head(in, job, cut, chunk, [&](int t, int h) {
+      if (h >= in.n_heads) {
+        const KvShape& shape = kv_->layers[in.layer].shape;
+        const uint8_t* keys = page_of(in, job, t) + size_t(h - in.n_heads) * shape.k_bytes;
+        if (keys != last) own(keys, shape.k_bytes);
+        last = keys;
+      }
+      rotate_head(in, job, t, h, lane, out);
+      out += in.head_dim;
+    });
   } else if (in.op == OP_ATTENTION) {
     const int64_t width = int64_t(in.n_heads) * in.head_dim;
     if (cut.merge) merge(in, job.merges[chunk], out, width, lane);
@@ -132,6 +167,13 @@ static const uint8_t* fetch(const uint8_t* weights, const uint8_t* end) {
   enum { LINES = 128 };
   for (int i = 0; i < LINES && weights < end; i++, weights += 64) __builtin_prefetch(weights, 0, 2);
   return weights;
+}
+
+// One column meets four or two tiles at a time, whose beginnings their kernel does not fetch (direct_one.h).
+static void fetch_streams(const uint8_t* weights, int tiles, size_t tile_bytes) {
+  enum { BEGINNING = 3072 };
+  const size_t bytes = tile_bytes < BEGINNING ? tile_bytes : BEGINNING;
+  for (int i = 0; i < (tiles >= 4 ? 4 : tiles >= 2 ? 2 : 1); i++) fetch(weights + i * tile_bytes, weights + i * tile_bytes + bytes);
 }
 
 void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane) {
@@ -150,15 +192,18 @@ void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, ui
   if (lane.prepared != number) {
     const size_t tile_bytes = w.linear->tile_bytes(int(w.n_cols));
     const uint8_t *weights = w.data + size_t(tile) * tile_bytes, *end = weights + size_t(tiles) * tile_bytes;
+    if (n == 1) fetch_streams(weights, tiles, tile_bytes);
     for (int t = 0; t < n; t++) {
-      weights = fetch(weights, end);
+      if (n > 1) weights = fetch(weights, end);
       quantize_token(in, n, t, acts, lane);
     }
     index_acts(in, n, acts, lane);
     lane.prepared = lane.number = number;
   }
+  const int buffer = in.epilogue == EPI_GLU ? in.out : in.outs[which].out;
+  for (int t = 0; t < n; t++) own(token(buffer, t) + int64_t(tile) * w.linear->tile_rows, size_t(rows) * sizeof(float));
   linear_tiles(in, which, n, tile, tiles, acts, result(lane), rows, lane);
-  if (wants_tops(in.epilogue == EPI_GLU ? in.out : in.outs[which].out, job)) top_of_rows(in, n, tile, tiles, result(lane), rows, lane.tops);
+  if (wants_tops(buffer, job)) top_of_rows(in, n, tile, tiles, result(lane), rows, lane.tops);
 }
 
 void Program::commit(const Job& job, int phase, int chunk, int thread) {
@@ -175,15 +220,13 @@ void Program::commit(const Job& job, int phase, int chunk, int thread) {
       if (in.pre.sum >= 0) copy(token(in.pre.sum, chunk), lane.sum, in.pre.width);
       break;
     case OP_GATHER: copy(token(in.out, chunk), token(in.pre.a, job.batch.outputs[chunk]), in.pre.width); break;
-    case OP_ROPE_KV: {
-      const int heads = in.n_heads + in.n_kv, all = job.batch.n_tokens * heads;
-      for (int i = chunk * cut.step; i < (chunk + 1) * cut.step && i < all; i++, from += hd) {
-        const int t = i / heads, h = i % heads;
+    case OP_ROPE_KV:
+      each_head(in, job, cut, chunk, [&](int t, int h) {
         if (h < in.n_heads) copy(token(in.out, t) + h * hd, from, hd);
         else store_head(in, job, t, h - in.n_heads, from);
-      }
+        from += hd;
+      });
       break;
-    }
     case OP_ATTENTION: commit_attention(in, job, cut, chunk, from); break;
     case OP_MOE_UP: case OP_MOE_DOWN: commit_experts(in, job, chunk, lane); break;
     case OP_MOE_SUM: copy(token(in.out, chunk), from, in.pre.width); break;

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -112,6 +115,40 @@ def test_bad_batches_are_refused(open_runner, row, message: str) -> None:
     with pytest.raises(BackendError, match=message):
         runner.program.run(Batch.pack([row]))
     assert np.isfinite(runner.logits([1, 2, 3])).all()
+
+
+def test_a_batch_may_be_put_together_by_hand(open_runner) -> None:
+    """Its arrays need not lie side by side; and a packed one may be changed."""
+    program = open_runner(fixture("llama"), n_ctx=256, n_pages=4).program
+    packed = Batch.pack([([5, 6, 7], 0, [0], [2]), ([9], 0, [1], [0])])
+    everything = np.arange(4, dtype=np.int32)
+    changed = dataclasses.replace(packed, outputs=everything)
+    loose = Batch(
+        tokens=np.array(packed.tokens), positions=np.array(packed.positions),
+        row_start=np.array(packed.row_start), n_past=np.array(packed.n_past),
+        pages=np.array(packed.pages), outputs=everything,
+    )  # fmt: skip
+    wanted, of_all, by_hand = (np.array(program.run(b)) for b in (packed, changed, loose))
+    assert of_all.shape == (4, program.n_vocab)
+    assert same_bits(of_all, by_hand)
+    assert same_bits(of_all[2:], wanted)
+    with pytest.raises(BackendError, match="disagree"):
+        program.run(dataclasses.replace(loose, positions=loose.positions[:2]))
+
+
+def test_a_program_keeps_its_backend() -> None:
+    runner = Runner(fixture("llama"), CPUBackend(threads=2), n_ctx=256, n_pages=4)
+    backend, program, kv = weakref.ref(runner.backend), runner.program, runner.kv
+    runner.file.close()
+    del runner
+    gc.collect()
+    assert np.isfinite(program.run(Batch.pack([([1, 2], 0, [0], [1])]))).all()
+    del program
+    gc.collect()
+    assert len(kv.export_page(0)) == kv.page_bytes
+    del kv
+    gc.collect()
+    assert backend() is None
 
 
 def test_unknown_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
