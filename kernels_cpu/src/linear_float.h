@@ -233,6 +233,7 @@ static void run(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, f
   if (M > DIRECT) return many<T>(w, tiles, size, x, K, M, out, ldo);
   if (M == 1) {
     for (; tiles >= STREAMS; tiles -= STREAMS, w += STREAMS * size, out += STREAMS * 16) one<T, STREAMS>(w, x, K, out);
+    for (; tiles >= 2; tiles -= 2, w += 2 * size, out += 2 * 16) one<T, 2>(w, x, K, out);
     for (; tiles > 0; tiles--, w += size, out += 16) one<T, 1>(w, x, K, out);
     return;
   }
