@@ -95,14 +95,13 @@ template <class T>
 struct Unit16 {  // K-quants with sub-blocks of 16
   enum { BLOCKS = 8, HALVES = 1 };
   const uint8_t* u;
-  alignas(64) uint8_t d[16 * VB], p[8 * VB];
+  alignas(64) uint8_t d[16 * VB], p[8 * VB], m[VB];
   ER_INL void open(Unit16& x, const uint8_t* unit) {
     x.u = unit;
     const vf d = h2f(unit);
+    if constexpr (T::MIN) stf(x.m, mul(splat_f(-1.0f), h2f(unit + 2 * R)));
     if constexpr (T::Head::FLAT) {
-      alignas(64) uint8_t t[4 * VB];
-      const uint8_t* scales = T::Head::bytes(unit, t);
-      for (int s = 0; s < 16; s++) stf(x.d + s * VB, mul(d, cvt(lanes_i8(scales + s * R))));
+      T::Head::scales(unit, d, x.d);
     } else {
       vi sc[8], mn[8];
       T::Head::get(unit, sc, mn);
@@ -114,7 +113,7 @@ struct Unit16 {  // K-quants with sub-blocks of 16
     }
   }
   vf scale(int i, int half) const { return ldf(d + (2 * i + half) * VB); }
-  vf min(int) const { return mul(splat_f(-1.0f), h2f(u + 2 * R)); }
+  vf min(int) const { return ldf(m); }
   vi pair(int i) const { return ldi(p + i * VB); }
 };
 template <class T, int KIND> struct UnitOf { typedef Unit32<T> type; };

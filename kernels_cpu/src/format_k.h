@@ -1,13 +1,13 @@
 // format_k.h: the ggml types with blocks of 256, as a file holds them and as a tile holds them.
 // A value is d * scale[s] * (code - zero) - dmin * min[s], s a sub-block of 256 / NS codes. Tile unit, R rows x 256 k:
 //   [R] d fp16 | [R] dmin fp16 (or unused, or IQ4_XS: high bits of its scales) | packed scales | 8 x VEC registers.
-// Scales stay as narrow as the file's. Order: bytes [pair s / 2][row][s % 2], "pair p" below being 2R of them; of Q3_K and Q6_K
-// [s][row], "pair p" being scales 2p and 2p + 1.
+// Scales stay as narrow as the file's. Order: bytes [pair s / 2][row][s % 2], "pair p" below being 2R of them; of Q6_K [s][row],
+// "pair p" being scales 2p and 2p + 1.
 //   Q2_K: 8 pairs, scale in the low nibble, min in the high one. Q6_K: 8 pairs, int8.
 //   Q4_K, Q5_K: registers A, B, H. A: low nibbles of scale (low) and min (high), pairs 0, 1; B: pairs 2, 3;
 //     H: their high bits: pairs 0, 1 scale at bits 0-1, min 2-3; pairs 2, 3 scale 4-5, min 6-7.
-//   Q3_K: registers A, B, H. Low nibbles: A pairs 0, 1 (low) and 4, 5 (high), B pairs 2, 3 and 6, 7; high bits in H:
-//     pairs 0, 1 at bits 0-1, then 2, 3 and so on. Scales are kept + 32.
+//   Q3_K: three registers, a row's scales being three dwords: scale 5 i + j at bits 6 j of dword i, the last one in bits 30-31 of
+//     all three. Scales are kept + 32.
 //   IQ4_XS: one register: low nibbles of pairs 0, 1 (low) and 2, 3 (high); in dmin's place 2R bytes, bits 2p of pair p. + 32.
 #pragma once
 #include "codes.h"
@@ -38,7 +38,7 @@ ER_INL int at(int s, int r) { return s / 2 * 2 * R + r * 2 + s % 2; }
 ER_INL int flat_at(int s, int r) { return s * R + r; }
 
 // Heads give scales as int16 pairs plus OFFSET, the bits from BITS up being anything where there is none (get), or where they are
-// FLAT as int8 [s][row], less OFFSET (bytes).
+// FLAT as floats [s][row], already times d (scales).
 
 struct Head12 {  // Q4_K, Q5_K
   enum { NS = 8, MIN = 1, BYTES = 16 * R, OFFSET = 0, FLAT = 0, BITS = 6 };
@@ -91,31 +91,49 @@ struct Head6 {  // Q6_K
   enum { NS = 16, MIN = 0, BYTES = 20 * R, OFFSET = 0, FLAT = 1 };
   ER_INL void put(const BlockK& b, int r, uint8_t* u) { for (int s = 0; s < 16; s++) u[4 * R + flat_at(s, r)] = b.sc[s]; }
   ER_INL void take(const uint8_t* u, int r, BlockK& b) { for (int s = 0; s < 16; s++) b.sc[s] = u[4 * R + flat_at(s, r)]; }
-  ER_INL const uint8_t* bytes(const uint8_t* u, uint8_t*) { return u + 4 * R; }
+  ER_INL void scales(const uint8_t* u, vf d, uint8_t* out) {
+    for (int s = 0; s < 16; s++) stf(out + s * VB, mul(d, cvt(lanes_i8(u + 4 * R + s * R))));
+  }
 };
 
 struct Head3 {  // Q3_K
   enum { NS = 16, MIN = 0, BYTES = 16 * R, OFFSET = 32, FLAT = 1 };
   ER_INL void put(const BlockK& b, int r, uint8_t* u) {
-    u += 4 * R;
-    for (int s = 0; s < 16; s++) {
-      u[flat_at(s % 8, r)] |= uint8_t((b.sc[s] & 15) << (s / 8 * 4));
-      u[2 * VB + flat_at(s % 4, r)] |= uint8_t((b.sc[s] >> 4) << (s / 4 * 2));
+    for (int i = 0; i < 3; i++) {
+      uint32_t x = uint32_t((b.sc[15] >> 2 * i) & 3) << 30;
+      for (int j = 0; j < 5; j++) x |= uint32_t(b.sc[5 * i + j] & 63) << 6 * j;
+      put_word(u + 4 * R, i, r, x);
     }
   }
   ER_INL void take(const uint8_t* u, int r, BlockK& b) {
-    u += 4 * R;
-    for (int s = 0; s < 16; s++)
-      b.sc[s] = uint8_t(((u[flat_at(s % 8, r)] >> (s / 8 * 4)) & 15) | ((u[2 * VB + flat_at(s % 4, r)] >> (s / 4 * 2)) & 3) << 4);
+    b.sc[15] = 0;
+    for (int i = 0; i < 3; i++) {
+      const uint32_t x = word(u + 4 * R, i, r);
+      for (int j = 0; j < 5; j++) b.sc[5 * i + j] = (x >> 6 * j) & 63;
+      b.sc[15] |= uint8_t((x >> 30) << 2 * i);
+    }
   }
-  ER_INL const uint8_t* bytes(const uint8_t* u, uint8_t* t) {
-    const vi a = ldi(u + 4 * R), b = ldi(u + 4 * R + VB), h = ldi(u + 4 * R + 2 * VB);
-    const vi m15 = all8(15), m63 = all8(63), offset = all8(OFFSET);
-    sti(t, sub8(and_(sel(m15, a, sll16<4>(h)), m63), offset));
-    sti(t + VB, sub8(and_(sel(m15, b, sll16<2>(h)), m63), offset));
-    sti(t + 2 * VB, sub8(and_(sel(m15, srl16<4>(a), h), m63), offset));
-    sti(t + 3 * VB, sub8(and_(sel(m15, srl16<4>(b), srl16<2>(h)), m63), offset));
-    return t;
+  // The field at bit AT of each lane, less OFFSET, times d: exact. Under the exponent of 2^(23 - AT) it is a float already, plus that
+  // power, which with OFFSET has few enough bits for an exact product with a half from AT = 6 on.
+  template <int AT>
+  ER_INL vf scaled_field(vi x, vf d, vf bias) {
+    if constexpr (FUSED) return fma(as_float(sel(all32(63 << AT), x, all32((150 - AT) << 23))), d, bias);
+    else return mul(d, cvt(sub32(and_(srl32<AT>(x), all32(63)), all32(OFFSET))));
+  }
+  ER_INL void scales(const uint8_t* u, vf d, uint8_t* out) {
+    const vf bias6 = mul(d, splat_f(-0x1p17f - OFFSET)), bias12 = mul(d, splat_f(-0x1p11f - OFFSET));
+    vi x[3];
+    for (int i = 0; i < 3; i++, out += 5 * VB) {
+      x[i] = ldi(u + 4 * R + i * VB);
+      const vi high = srl32<12>(x[i]);
+      stf(out, scaled_field<6>(sll32<6>(x[i]), d, bias6));
+      stf(out + VB, scaled_field<6>(x[i], d, bias6));
+      stf(out + 2 * VB, scaled_field<12>(x[i], d, bias12));
+      stf(out + 3 * VB, scaled_field<6>(high, d, bias6));
+      stf(out + 4 * VB, scaled_field<12>(high, d, bias12));
+    }
+    const vi last = sel(all32(3 << 6), srl32<24>(x[0]), sel(all32(3 << 8), srl32<22>(x[1]), srl32<20>(x[2])));
+    stf(out, scaled_field<6>(last, d, bias6));
   }
 };
 

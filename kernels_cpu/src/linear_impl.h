@@ -1,5 +1,6 @@
 // linear_impl.h: the table of linear kernels of one instruction set.
 #pragma once
+#include "direct_one.h"
 #include "gemm.h"
 #include "kernels.h"
 #if __has_include("linear_float.h")
@@ -20,11 +21,11 @@ static_assert(SLICE % 256 == 0, "a slice is whole blocks and units of every type
 typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s,
                        const uint8_t* starts);
 
-// The kernels that exist, by columns; tile_cols (act_q8.h) rounds up to one of them.
+// The kernels that exist, by columns from two on; tile_cols (act_q8.h) rounds up to one of them.
 #if defined(__AVX512VNNI__)
-#define ER_DIRECT(k, T) {nullptr, k<T, 1>, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>, nullptr, k<T, 8>, nullptr, nullptr, nullptr, k<T, 12>}
+#define ER_DIRECT(k, T) {nullptr, nullptr, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>, nullptr, k<T, 8>, nullptr, nullptr, nullptr, k<T, 12>}
 #else
-#define ER_DIRECT(k, T) {nullptr, k<T, 1>, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>}
+#define ER_DIRECT(k, T) {nullptr, nullptr, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>}
 #endif
 
 // Kernels that differ in what is the same for them are one.
@@ -40,6 +41,7 @@ struct Run {
     static const Direct kernels[DIRECT + 1] = ER_DIRECT(direct, T);
     const size_t tile = tile_bytes(K);
     const Seconds seconds = seconds_at(scratch, K, M);
+    if (M == 1) return one_column<T>(w, tiles, tile, act, K, out, seconds);
     const int C = tile_cols(M);
     uint8_t* const starts = scratch + seconds_bytes(K, M) + gemm_scratch(M);
     if constexpr (has_starts<T, 4>())

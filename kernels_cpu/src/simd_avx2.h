@@ -27,6 +27,7 @@ ER_INL vi sel(vi m, vi a, vi b) { return or_(and_(m, a), _mm256_andnot_si256(m, 
 template <int N> ER_INL vi sll16(vi a) { return _mm256_slli_epi16(a, N); }
 template <int N> ER_INL vi srl16(vi a) { return _mm256_srli_epi16(a, N); }
 template <int N> ER_INL vi sll32(vi a) { return _mm256_slli_epi32(a, N); }
+template <int N> ER_INL vi srl32(vi a) { return _mm256_srli_epi32(a, N); }
 ER_INL vi add16(vi a, vi b) { return _mm256_add_epi16(a, b); }
 ER_INL vi sub8(vi a, vi b) { return _mm256_sub_epi8(a, b); }
 ER_INL vi sub16(vi a, vi b) { return _mm256_sub_epi16(a, b); }

@@ -28,6 +28,7 @@ ER_INL vi sel(vi m, vi a, vi b) { return _mm512_ternarylogic_epi32(m, a, b, 0xca
 template <int N> ER_INL vi sll16(vi a) { return _mm512_slli_epi16(a, N); }
 template <int N> ER_INL vi srl16(vi a) { return _mm512_srli_epi16(a, N); }
 template <int N> ER_INL vi sll32(vi a) { return _mm512_slli_epi32(a, N); }
+template <int N> ER_INL vi srl32(vi a) { return _mm512_srli_epi32(a, N); }
 ER_INL vi sub8(vi a, vi b) { return _mm512_sub_epi8(a, b); }
 ER_INL vi sub16(vi a, vi b) { return _mm512_sub_epi16(a, b); }
 ER_INL vi add32(vi a, vi b) { return _mm512_add_epi32(a, b); }

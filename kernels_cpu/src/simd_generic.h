@@ -32,6 +32,7 @@ ER_INL vi sel(vi m, vi a, vi b) { return (m & a) | (~m & b); }
 template <int N> ER_INL vi sll16(vi a) { return (vi)((vu)a << N); }
 template <int N> ER_INL vi srl16(vi a) { return (vi)((vu)a >> N); }
 template <int N> ER_INL vi sll32(vi a) { return (vi)((vw)a << N); }
+template <int N> ER_INL vi srl32(vi a) { return (vi)((vw)a >> N); }
 ER_INL vi sub8(vi a, vi b) { return (vi)((vb)a - (vb)b); }
 ER_INL vi sub16(vi a, vi b) { return (vi)((vu)a - (vu)b); }
 ER_INL vi add32(vi a, vi b) { return (vi)((vw)a + (vw)b); }

@@ -3,7 +3,7 @@
 //
 //   ldi sti ldf stf      whole registers          bci bcf          one 32-bit value to every lane
 //   all8 all16 all32     constants                sel(m, a, b)     m ? a : b, bit by bit
-//   sll16 srl16 sll32    logical shifts           lut16(t, i)      t[i] for byte indices below 16
+//   sll16 srl16, .. 32   logical shifts           lut16(t, i)      t[i] for byte indices below 16
 //   wide_u8 wide_i8      2R bytes -> 2R int16     lanes_u8 lanes_i8    R bytes -> R int32
 //   pair_dot(a, x, y)    a + x.lo * y.lo + x.hi * y.hi over int16 pairs
 //   int_lo int_hi        one half of each int16 pair   splat_f          one float to every lane

@@ -38,6 +38,9 @@ ER_INL vi sel(vi m, vi a, vi b) {
 template <int N> ER_INL vi sll16(vi a) { return of_u16(vshlq_n_u16(ER_U16(a.a), N), vshlq_n_u16(ER_U16(a.b), N)); }
 template <int N> ER_INL vi srl16(vi a) { return of_u16(vshrq_n_u16(ER_U16(a.a), N), vshrq_n_u16(ER_U16(a.b), N)); }
 template <int N> ER_INL vi sll32(vi a) { return {vshlq_n_s32(a.a, N), vshlq_n_s32(a.b, N)}; }
+template <int N> ER_INL vi srl32(vi a) {
+  return {vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a.a), N)), vreinterpretq_s32_u32(vshrq_n_u32(vreinterpretq_u32_s32(a.b), N))};
+}
 ER_INL vi sub8(vi a, vi b) { return of_u8(vsubq_u8(ER_U8(a.a), ER_U8(b.a)), vsubq_u8(ER_U8(a.b), ER_U8(b.b))); }
 ER_INL vi sub16(vi a, vi b) { return of_s16(vsubq_s16(ER_S16(a.a), ER_S16(b.a)), vsubq_s16(ER_S16(a.b), ER_S16(b.b))); }
 ER_INL vi add32(vi a, vi b) { return {vaddq_s32(a.a, b.a), vaddq_s32(a.b, b.b)}; }
