@@ -13,7 +13,7 @@ struct PackPart {
 };
 
 namespace {
-constexpr size_t PAST_END = 8192;     // kernels prefetch past the end
+constexpr size_t PAST_END = 16384;    // kernels prefetch past the end
 constexpr size_t CHUNK = 256 * 1024;  // bytes a thread packs at a time
 
 struct Block { uint8_t* data; size_t bytes; };
