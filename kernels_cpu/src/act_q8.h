@@ -36,8 +36,8 @@ enum { DIRECT = 6, PASSES = 6, BLOCK_C = 4, TILES = 0 };
 // Columns of a tile of an M-column operand: the direct kernels that exist, or the byte kernel's block.
 ER_INL int tile_cols(int M) {
   if (M > PASSES) return BLOCK_C;
-  if (M <= DIRECT) return M <= 4 ? M : M <= 6 ? 6 : M <= 8 ? 8 : 12;
-  return M <= 16 ? 8 : M <= 18 ? 6 : M <= 24 ? 12 : M <= 32 ? 8 : 12;
+  if (M <= DIRECT) return M <= 8 ? M : M <= 10 ? 10 : 12;
+  return M <= 14 ? 7 : M <= 16 ? 8 : M <= 20 ? 10 : M <= 24 ? 12 : M <= 30 ? 10 : M <= 32 ? 8 : 12;
 }
 ER_INL size_t second_index_bytes(int K) { return (size_t(K / 64 + 1) * 4 + 63) / 64 * 64; }
 ER_INL size_t second_bytes(int K) { return second_index_bytes(K) + (size_t(K / 64) * REC + 63) / 64 * 64; }

@@ -24,14 +24,32 @@ ER_INL vi move(vi x) {
   else if constexpr (FROM > TO) return srl16<FROM - TO>(x);
   else return x;
 }
+// Bits FROM .. FROM + WIDTH - 1 of each byte to bit TO, the others 0.
+template <int FROM, int TO, int WIDTH>
+ER_INL vi bits(vi x) {
+#if defined(ER_BIT_MATRIX)
+  if constexpr (FROM != TO) return bit_matrix<FROM, TO, WIDTH>(x);
+#endif
+  return and_(move<FROM, TO>(x), all8(((1 << WIDTH) - 1) << TO));
+}
+// The same of register i of a block.
+template <int FROM, int TO, int WIDTH>
+ER_INL vi bits(const uint8_t* v, int i) { return bits<FROM, TO, WIDTH>(ldi(v + i * VB)); }
 // Register i of a block with bits N and up of each byte at 0; the neighbours' bits must be masked away.
 template <int N>
 ER_INL vi above(const uint8_t* v, int i) { return srl16<N>(ldi(v + i * VB)); }
+// Where one instruction moves and masks, pieces are put together by or; elsewhere by sel, and masked once.
+#if defined(ER_BIT_MATRIX)
+enum { BIT_MATRIX = 1 };
+#else
+enum { BIT_MATRIX = 0 };
+ER_INL vi or3(vi a, vi b, vi c) { return or_(or_(a, b), c); }
+#endif
 enum : uint32_t { W1 = 0x01010101u, W3 = 0x03030303u, W7 = 0x07070707u, W4 = 0x0f0f0f0fu };
 
 struct Nib {
   enum { VEC = 4, BITS = 4 };
-  template <int J> ER_INL vi get(const uint8_t* v) { return and_(move<J % 2 * 4, 0>(ldi(v + J / 2 * VB)), all8(15)); }
+  template <int J> ER_INL vi get(const uint8_t* v) { return bits<J % 2 * 4, 0, 4>(v, J / 2); }
   ER_INL void put(const uint32_t* w, uint8_t* v, int r) {
     for (int i = 0; i < 4; i++) put_word(v, i, r, (w[2 * i] & W4) | (w[2 * i + 1] & W4) << 4);
   }
@@ -43,7 +61,9 @@ struct Nib {
 struct Nib5 {
   enum { VEC = 5, BITS = 5 };
   template <int J> ER_INL vi get(const uint8_t* v) {
-    if constexpr (J < 5) return and_(ldi(v + J * VB), all8(31));
+    if constexpr (J < 5) return bits<0, 0, 5>(v, J);
+    else if constexpr (BIT_MATRIX && J < 7) return or_(bits<5, 0, 3>(v, 2 * J - 10), bits<6, 3, 2>(v, 2 * J - 9));
+    else if constexpr (BIT_MATRIX) return or3(bits<5, 0, 3>(v, 4), bits<5, 3, 1>(v, 1), bits<5, 4, 1>(v, 3));
     else if constexpr (J < 7) return and_(sel(all8(7), above<5>(v, 2 * J - 10), above<3>(v, 2 * J - 9)), all8(31));
     else return and_(sel(all8(7), above<5>(v, 4), sel(all8(15), above<2>(v, 1), above<1>(v, 3))), all8(31));
   }
@@ -66,7 +86,7 @@ struct Nib5 {
 
 struct Two {
   enum { VEC = 2, BITS = 2 };
-  template <int J> ER_INL vi get(const uint8_t* v) { return and_(move<J % 4 * 2, 0>(ldi(v + J / 4 * VB)), all8(3)); }
+  template <int J> ER_INL vi get(const uint8_t* v) { return bits<J % 4 * 2, 0, 2>(v, J / 4); }
   ER_INL void put(const uint32_t* w, uint8_t* v, int r) {
     for (int i = 0; i < 2; i++) {
       uint32_t x = 0;
@@ -82,7 +102,8 @@ struct Two {
 struct Three {
   enum { VEC = 3, BITS = 3 };
   template <int J> ER_INL vi get(const uint8_t* v) {
-    if constexpr (J < 6) return and_(move<J / 3 * 3, 0>(ldi(v + J % 3 * VB)), all8(7));
+    if constexpr (J < 6) return bits<J / 3 * 3, 0, 3>(v, J % 3);
+    else if constexpr (BIT_MATRIX) return or_(bits<6, 0, 2>(v, J - 6), bits<J, 2, 1>(v, 2));
     else return and_(sel(all8(3), above<6>(v, J - 6), above<J - 2>(v, 2)), all8(7));
   }
   ER_INL void put(const uint32_t* w, uint8_t* v, int r) {
@@ -101,7 +122,8 @@ struct Three {
 struct Six {
   enum { VEC = 6, BITS = 6 };
   template <int J> ER_INL vi get(const uint8_t* v) {
-    if constexpr (J < 6) return and_(ldi(v + J * VB), all8(63));
+    if constexpr (J < 6) return bits<0, 0, 6>(v, J);
+    else if constexpr (BIT_MATRIX) return or3(bits<6, 0, 2>(v, 3 * J - 18), bits<6, 2, 2>(v, 3 * J - 17), bits<6, 4, 2>(v, 3 * J - 16));
     else return and_(sel(all8(3), above<6>(v, 3 * J - 18), sel(all8(15), above<4>(v, 3 * J - 17), above<2>(v, 3 * J - 16))), all8(63));
   }
   ER_INL void put(const uint32_t* w, uint8_t* v, int r) {

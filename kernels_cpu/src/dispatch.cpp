@@ -59,7 +59,7 @@ Cpu detect() {
   const unsigned f_dq_bw_vl = (1u << 16) | (1u << 17) | (1u << 30) | (1u << 31);
   cpu.avx512vnni = cpu.avx2 && (state & 0xe6) == 0xe6 && (b & f_dq_bw_vl) == f_dq_bw_vl && (c & (1u << 11));
   const unsigned tile_int8 = (1u << 24) | (1u << 25);
-  cpu.amx = cpu.avx512vnni && (d & tile_int8) == tile_int8 && (state & 0x60000) == 0x60000 && may_use_tiles();
+  cpu.amx = cpu.avx512vnni && (c & (1u << 8)) /* GFNI */ && (d & tile_int8) == tile_int8 && (state & 0x60000) == 0x60000 && may_use_tiles();
   if (a >= 1 && __get_cpuid_count(7, 1, &a, &b, &c, &d)) cpu.avxvnni = cpu.avx2 && (a & (1u << 4));
   return cpu;
 }

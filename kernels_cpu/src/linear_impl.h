@@ -23,9 +23,10 @@ typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, in
 
 // The kernels that exist, by columns from two on; tile_cols (act_q8.h) rounds up to one of them.
 #if defined(__AVX512VNNI__)
-#define ER_DIRECT(k, T) {nullptr, nullptr, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>, nullptr, k<T, 8>, nullptr, nullptr, nullptr, k<T, 12>}
+#define ER_DIRECT(k, T) \
+  {nullptr, nullptr, k<T, 2>, k<T, 3>, k<T, 4>, k<T, 5>, k<T, 6>, k<T, 7>, k<T, 8>, nullptr, k<T, 10>, nullptr, k<T, 12>}
 #else
-#define ER_DIRECT(k, T) {nullptr, nullptr, k<T, 2>, k<T, 3>, k<T, 4>, nullptr, k<T, 6>}
+#define ER_DIRECT(k, T) {nullptr, nullptr, k<T, 2>, k<T, 3>, k<T, 4>, k<T, 5>, k<T, 6>}
 #endif
 
 // Kernels that differ in what is the same for them are one.

@@ -56,6 +56,17 @@ ER_INL vf mul(vf a, vf b) { return _mm512_mul_ps(a, b); }
 ER_INL vf fma(vf a, vf b, vf c) { return _mm512_fmadd_ps(a, b, c); }
 ER_INL vi pair_dot(vi acc, vi x, vi y) { return _mm512_dpwssd_epi32(acc, x, y); }
 ER_INL vi dp(vi acc, vi u, vi x) { return _mm512_dpbusd_epi32(acc, u, x); }
+#if defined(__GFNI__)
+#define ER_BIT_MATRIX 1
+ER_INL vi or3(vi a, vi b, vi c) { return _mm512_ternarylogic_epi32(a, b, c, 0xfe); }
+// Bits FROM .. FROM + WIDTH - 1 of each byte to bit TO, the others 0: byte 7 - i of a matrix picks what becomes bit i.
+template <int FROM, int TO, int WIDTH>
+ER_INL vi bit_matrix(vi x) {
+  unsigned long long m = 0;
+  for (int i = 0; i < WIDTH; i++) m |= 1ull << ((7 - TO - i) * 8 + FROM + i);
+  return _mm512_gf2p8affine_epi64_epi8(x, _mm512_set1_epi64((long long)m), 0);
+}
+#endif
 // gcc 12 does not fold the broadcast into the instruction by itself: it emits a load and moves.
 ER_INL vi dpb(vi acc, vi u, const void* p) {
   __asm__("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(u), "m"(*(const int*)p));
