@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from gguf import GGMLQuantizationType as T
 
-#: Around every boundary of the column kernels: 1, the widest direct ones, blocks of 4 and 6.
-COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 18, 24, 31, 36, 37, 43, 64, 130)
+#: Around every boundary of the column kernels: one, the direct ones, more passes, blocks of 4, 6.
+COLUMNS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 18, 24, 30, 31, 36, 37, 43, 64, 130)
 
 #: Types with blocks of 32, and of 256.
 BLOCK_32 = (T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.IQ4_NL, T.MXFP4)
