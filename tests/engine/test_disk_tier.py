@@ -159,7 +159,7 @@ def test_a_disk_that_takes_nothing_switches_it_off(
         assert same(run(e, LONG), LONG) == 83
         assert same(run(e, LONG[1:]), LONG[1:]) == 0
     assert [r.message for r in caplog.records if "disk" in r.message] == [
-        f"KV pages are no longer kept on disk: [Errno {error}] {os.strerror(error)}"
+        f"KV pages are no longer kept on disk: {os.strerror(error)}"
     ]
 
 
