@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -57,18 +57,10 @@ def weight(kind: int, rows: int, k: int, key: str = "w", seed: int = 0) -> RawTe
     return RawTensor(f"{key}{kind}", kind, (rows, k), data)
 
 
-class Product:
-    """``table[ids] @ w.T`` as a program, over ``n_ids`` random rows."""
+class Prepared:
+    """A program without attention over up to ``n_ids`` ids."""
 
-    def __init__(self, backend: CudaBackend, w: RawTensor, n_ids: int) -> None:
-        rng = np.random.default_rng(1)
-        self.table = rng.standard_normal((n_ids, w.shape[1]), np.float32)
-        raw = RawTensor("table", GGMLType.F32, self.table.shape, self.table.view(np.uint8))
-        table, matrix = backend.upload(raw, "embedding"), backend.upload(w, "matrix")
-
-        def forward(ops: Ops) -> Tensor:
-            return ops.logits(ops.outputs(ops.embed(table)), matrix)
-
+    def __init__(self, backend: CudaBackend, forward: Callable[[Ops], Tensor], n_ids: int) -> None:
         self.n_ids = n_ids
         self._kv = backend.new_kv([], -(-n_ids // 32))
         self.program: CudaProgram = backend.prepare(forward, self._kv, n_ids)
@@ -80,7 +72,22 @@ class Product:
         return np.array(self.program.run(self.batch(ids)))
 
 
-class Mixed:
+class Product(Prepared):
+    """``table[ids] @ w.T`` as a program, over ``n_ids`` random rows."""
+
+    def __init__(self, backend: CudaBackend, w: RawTensor, n_ids: int) -> None:
+        rng = np.random.default_rng(1)
+        self.table = rng.standard_normal((n_ids, w.shape[1]), np.float32)
+        raw = RawTensor("table", GGMLType.F32, self.table.shape, self.table.view(np.uint8))
+        table, matrix = backend.upload(raw, "embedding"), backend.upload(w, "matrix")
+
+        def forward(ops: Ops) -> Tensor:
+            return ops.logits(ops.outputs(ops.embed(table)), matrix)
+
+        super().__init__(backend, forward, n_ids)
+
+
+class Mixed(Prepared):
     """``layers`` mixtures of experts, one behind another, over ``n_ids`` random rows."""
 
     def __init__(
@@ -89,7 +96,7 @@ class Mixed:
     ) -> None:  # fmt: skip
         rng = np.random.default_rng(1)
         n, ff = spec.n_experts, spec.n_ff
-        self.spec, self.n_ids = spec, n_ids
+        self.spec = spec
         self.table = rng.standard_normal((n_ids, width), np.float32)
         self.router = rng.standard_normal((n, width), np.float32)
         shapes = {"gate": (n, ff, width), "up": (n, ff, width), "down": (n, width, ff)}
@@ -116,14 +123,7 @@ class Mixed:
                 x = ops.moe(x, own, spec)
             return ops.hidden(ops.outputs(x))
 
-        self._kv = backend.new_kv([], -(-n_ids // 32))
-        self.program: CudaProgram = backend.prepare(forward, self._kv, n_ids)
-
-    def batch(self, ids: range) -> Batch:
-        return Batch.pack([(ids, 0, range(-(-len(ids) // 32)), range(len(ids)))])
-
-    def run(self, ids: range) -> F32:
-        return np.array(self.program.run(self.batch(ids)))
+        super().__init__(backend, forward, n_ids)
 
     def expected(self) -> npt.NDArray[np.float64]:
         """Of one layer, in float64 over the decoded blocks."""

@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.gguf_build import GGML_F16, GGML_F32, GGML_Q8_0
-from helpers.moe_model import MXFP4, moe_model
+from helpers.moe_model import MXFP4, check_nan_stays_with_its_token, moe_model
 from helpers.runner import Runner, among_others, cpu_runners, same_bits
 
 from edgerun import LLM, SamplingParams, arch
-from edgerun.backends.base import Batch
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cpu_abi import isa_names
 from edgerun.backends.reference import ReferenceBackend
@@ -117,20 +116,7 @@ def test_equal_logits_choose_the_first_experts(on_cpu, tmp_path: Path, n: int) -
 
 @pytest.mark.parametrize("n", [1, 20])
 def test_nan_stays_with_its_token(on_cpu, tmp_path: Path, n: int) -> None:
-    """In the router's logits and in an expert's input: those tokens alone answer nonsense."""
-    rows = np.ones((288, 64), np.float32) * np.linspace(-1, 1, 64, dtype=np.float32)
-    rows += np.random.default_rng(3).normal(0, 0.3, rows.shape)
-    rows[7] = np.nan
-    path = moe_model(tmp_path / "m.gguf", kind=GGML_Q8_0, spoil={"token_embd.weight": rows})
-    runner = on_cpu(path, n_ctx=64, n_pages=8)
-    good, bad = [9] * n, [7] * n
-    alone = np.array(runner.program.run(Batch.pack([(good, 0, [0], range(n))])))
-    assert np.isfinite(alone).all()
-    both = [(bad, 0, [1], range(n)), (good, 0, [2], range(n)), (bad, 0, [3], range(n))]
-    found = np.array(runner.program.run(Batch.pack(both)))
-    assert same_bits(found[n : 2 * n], alone)
-    assert np.isnan(found[:n]).all()
-    assert np.isnan(found[2 * n :]).all()
+    check_nan_stays_with_its_token(on_cpu, tmp_path / "m.gguf", n)
 
 
 def test_steps_of_all_sizes_after_one_another(on_cpu, tmp_path: Path) -> None:

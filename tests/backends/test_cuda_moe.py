@@ -6,15 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from helpers.gguf_build import GGML_F16, GGML_Q8_0
 from helpers.host_device import HostDevice
-from helpers.moe_model import MXFP4, moe_model
+from helpers.moe_model import MXFP4, check_nan_stays_with_its_token, moe_model
 from helpers.runner import Runner, among_others, same_bits
 
 from edgerun import LLM, SamplingParams, arch
-from edgerun.backends.base import Batch
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cuda import CudaBackend
 from edgerun.backends.reference import ReferenceBackend
@@ -148,21 +146,7 @@ def test_padding_asks_for_no_expert(on_cuda: Open, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("n", [1, 20])
 def test_nan_stays_with_its_token(on_cuda: Open, tmp_path: Path, n: int) -> None:
-    """In the router's logits and in an expert's input: those tokens alone answer nonsense."""
-    rows: npt.NDArray[np.float32] = np.ones((288, 64), np.float32)
-    rows *= np.linspace(-1, 1, 64, dtype=np.float32)
-    rows += np.random.default_rng(3).normal(0, 0.3, rows.shape)
-    rows[7] = np.nan
-    path = moe_model(tmp_path / "m.gguf", kind=GGML_Q8_0, spoil={"token_embd.weight": rows})
-    runner = on_cuda(path, n_ctx=64, n_pages=8)
-    good, bad = [9] * n, [7] * n
-    alone = np.array(runner.program.run(Batch.pack([(good, 0, [0], range(n))])))
-    assert np.isfinite(alone).all()
-    both = [(bad, 0, [1], range(n)), (good, 0, [2], range(n)), (bad, 0, [3], range(n))]
-    found = np.array(runner.program.run(Batch.pack(both)))
-    assert same_bits(found[n : 2 * n], alone)
-    assert np.isnan(found[:n]).all()
-    assert np.isnan(found[2 * n :]).all()
+    check_nan_stays_with_its_token(on_cuda, tmp_path / "m.gguf", n)
 
 
 def test_texts_of_many_do_not_depend_on_one_another(tmp_path: Path) -> None:

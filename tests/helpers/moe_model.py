@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
+from edgerun.backends.base import Batch
 from helpers.gguf_build import (
     FIRST_PIECE_ID,
     GGML_F32,
+    GGML_Q8_0,
     K_QUANTS,
     Tensor,
     k_quants,
@@ -18,6 +21,7 @@ from helpers.gguf_build import (
     tensor,
     write,
 )
+from helpers.runner import Runner, same_bits
 
 PIECES = tuple(" etaoinshrdlu")
 MXFP4 = 39
@@ -130,3 +134,21 @@ def moe_model(
     if not oss:
         del meta[f"{arch}.attention.sliding_window"]
     return write(path, meta | spm_vocab(PIECES, pad_to=32) | (extra or {}), made)
+
+
+def check_nan_stays_with_its_token(open_: Callable[..., Runner], path: Path, n: int) -> None:
+    """In the router's logits and in an expert's input: ``n`` tokens alone answer nonsense."""
+    rows: npt.NDArray[np.float32] = np.ones((288, 64), np.float32)
+    rows *= np.linspace(-1, 1, 64, dtype=np.float32)
+    rows += np.random.default_rng(3).normal(0, 0.3, rows.shape)
+    rows[7] = np.nan
+    moe_model(path, kind=GGML_Q8_0, spoil={"token_embd.weight": rows})
+    runner = open_(path, n_ctx=64, n_pages=8)
+    good, bad = [9] * n, [7] * n
+    alone = np.array(runner.program.run(Batch.pack([(good, 0, [0], range(n))])))
+    assert np.isfinite(alone).all()
+    both = [(bad, 0, [1], range(n)), (good, 0, [2], range(n)), (bad, 0, [3], range(n))]
+    found = np.array(runner.program.run(Batch.pack(both)))
+    assert same_bits(found[n : 2 * n], alone)
+    assert np.isnan(found[:n]).all()
+    assert np.isnan(found[2 * n :]).all()
