@@ -8,8 +8,6 @@ namespace er {
 namespace ER_ISA {
 namespace q8 {
 
-enum { STREAMS = 4, ONE_AHEAD = 3072 };  // tiles at a time; bytes by which each is fetched ahead
-
 // Where sums start, for all tiles at a time.
 struct OneColumn : Tiled<1> { vi first[2]; };
 template <class T, int HALF = 0>
@@ -43,7 +41,7 @@ static void direct_one(const uint8_t* w, size_t tile, const uint8_t* act, int K,
   for (int left = K / 32; left > 0; left -= Unit<T>::BLOCKS, w += T::UNIT) {
     ER_EACH Unit<T>::open(u[c], w + c * tile);
     const int blocks = left < int(Unit<T>::BLOCKS) ? left : int(Unit<T>::BLOCKS);
-    const uint8_t* ahead = w + ONE_AHEAD + (w + ONE_AHEAD < end ? 0 : (N - 1) * tile);
+    const uint8_t* ahead = w + STREAM_AHEAD + (w + STREAM_AHEAD < end ? 0 : (N - 1) * tile);
 #pragma GCC unroll 1
     for (int i = 0; i < blocks; i++, a += REC, next++, ahead += BYTES) {
       const OneColumn column = one_column_at<T>(a);

@@ -53,6 +53,9 @@ struct Linears {
   void (*index)(Act act, const uint8_t* columns, int K, int M, uint8_t* scratch);
 };
 
+// Tiles that one column meets at a time, and bytes by which its kernel fetches each ahead; their beginnings it does not fetch.
+enum { STREAMS = 4, STREAM_AHEAD = 3072 };
+
 struct FloatOps;  // float_ops.h: norms, rope, attention, glu
 
 struct Isa {

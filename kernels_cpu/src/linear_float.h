@@ -41,8 +41,6 @@ enum {
   PANEL_K = 128,   // even, so that a panel starts with the even accumulator; 8 KiB a tile
   CHUNK = 48,      // columns whose accumulators are kept: 6 KiB a tile
   GROUP = 4,       // tiles that meet one chunk of columns while both are in L2
-  STREAMS = 4,     // tiles that one column meets at a time
-  ONE_AHEAD = 3072,  // bytes of prefetch of each of them
   AHEAD = 4096,    // bytes of prefetch on the weight stream, into L2; non-temporal took 3 times as long on Sapphire Rapids
 };
 
@@ -87,7 +85,7 @@ static void one(const uint8_t* w, const float* x, int K, float* out) {
   for (int n = 0; n < N; n++) acc[n][0][0] = acc[n][0][1] = splat(0.0f);
   int k = 0;
   for (; k + 4 <= K; k += 4, p += 64) {
-    const el* ahead = p + ONE_AHEAD / sizeof(el);
+    const el* ahead = p + STREAM_AHEAD / sizeof(el);
     if (ahead >= end) ahead += (N - 1) * tile;
     ER_UNROLL
     for (int n = 0; n < N; n++) {

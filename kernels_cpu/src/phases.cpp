@@ -21,7 +21,7 @@ int Program::chunk_tiles(const Instr& in, int n) const {
   const int even = tiles / (pool_->size() * 8), most = 64 / in.outs[0].weight->linear->tile_rows;
   const int least = tiles / (pool_->size() * 256);
   const int step = even < 1 ? 1 : even <= most ? even : least > most ? least : most;
-  if (n == 1 && step > 1) return step < 4 ? 2 : step / 4 * 4;
+  if (n == 1 && step > 1) return step < STREAMS ? 2 : step / STREAMS * STREAMS;
   return n > ONE_BY_ONE ? (step + 1) / 2 * 2 : step;
 }
 

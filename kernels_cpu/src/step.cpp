@@ -169,11 +169,11 @@ static const uint8_t* fetch(const uint8_t* weights, const uint8_t* end) {
   return weights;
 }
 
-// One column meets four or two tiles at a time, whose beginnings their kernel does not fetch (direct_one.h).
+// One column meets STREAMS or two tiles at a time, whose beginnings their kernel does not fetch.
 static void fetch_streams(const uint8_t* weights, int tiles, size_t tile_bytes) {
-  enum { BEGINNING = 3072 };
-  const size_t bytes = tile_bytes < BEGINNING ? tile_bytes : BEGINNING;
-  for (int i = 0; i < (tiles >= 4 ? 4 : tiles >= 2 ? 2 : 1); i++) fetch(weights + i * tile_bytes, weights + i * tile_bytes + bytes);
+  const size_t bytes = tile_bytes < STREAM_AHEAD ? tile_bytes : size_t(STREAM_AHEAD);
+  const int streams = tiles >= STREAMS ? int(STREAMS) : tiles >= 2 ? 2 : 1;
+  for (int i = 0; i < streams; i++, weights += tile_bytes) fetch(weights, weights + bytes);
 }
 
 void Program::compute_linear(const Instr& in, const Job& job, const Cut& cut, uint64_t number, int chunk, Lane& lane) {
