@@ -8,14 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers.gguf_build import GGML_F16, GGML_F32, GGML_Q8_0
-from helpers.moe_model import MXFP4, check_nan_stays_with_its_token, moe_model
+from helpers.moe_model import (
+    MXFP4,
+    check_each_row_is_told_of_once,
+    check_nan_stays_with_its_token,
+    moe_model,
+)
 from helpers.runner import Runner, among_others, cpu_runners, same_bits
 
-from edgerun import LLM, SamplingParams, arch
+from edgerun import LLM, SamplingParams
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cpu_abi import isa_names
 from edgerun.backends.reference import ReferenceBackend
-from edgerun.gguf import GGUFFile
 
 Q4_0, Q4_K, Q6_K = 2, 12, 14
 WIDE = {"n_embd": 256, "n_ff": 256}
@@ -52,20 +56,7 @@ def test_it_computes_what_the_reference_does(on_cpu, tmp_path: Path, family: str
 @pytest.mark.parametrize("n_ff", [32, 40])  # 40 rows: a gap behind each expert in memory
 def test_each_row_of_the_file_is_told_of_once(tmp_path: Path, n_ff: int) -> None:
     path = moe_model(tmp_path / "m.gguf", kind=GGML_F16, n_ff=n_ff)
-    told: dict[str, list[int]] = {}
-    with GGUFFile.open(path) as file:
-        qwen = arch.get("qwen3moe")
-        specs = qwen.tensors(arch.configure(qwen, file))
-        raw = arch.raw_tensors("qwen3moe", specs, file)
-        backend = CPUBackend(threads=2)
-        backend.upload_all(
-            {n: (t, specs[n].role) for n, t in raw.items()},
-            lambda t, start, stop: told.setdefault(t.key, []).extend(range(start, stop)),
-        )
-        backend.close()
-        assert {t.key: list(range(len(t.data))) for t in raw.values()} == {
-            key: sorted(rows) for key, rows in told.items()
-        }
+    check_each_row_is_told_of_once(path, CPUBackend(threads=2))
 
 
 @pytest.mark.parametrize("isa", isa_names())

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.backends.base import Batch
+from edgerun import arch
+from edgerun.backends.base import Backend, Batch
+from edgerun.gguf import GGUFFile
 from helpers.gguf_build import (
     FIRST_PIECE_ID,
     GGML_F32,
@@ -152,3 +154,20 @@ def check_nan_stays_with_its_token(open_: Callable[..., Runner], path: Path, n: 
     assert same_bits(found[n : 2 * n], alone)
     assert np.isnan(found[:n]).all()
     assert np.isnan(found[2 * n :]).all()
+
+
+def check_each_row_is_told_of_once(path: Path, backend: Backend) -> None:
+    """To whom the file's pages are given back: every row of every matrix, each once."""
+    told: dict[str, list[int]] = {}
+    with GGUFFile.open(path) as file:
+        qwen = arch.get("qwen3moe")
+        specs = qwen.tensors(arch.configure(qwen, file))
+        raw = arch.raw_tensors("qwen3moe", specs, file)
+        backend.upload_all(
+            {n: (t, specs[n].role) for n, t in raw.items()},
+            lambda t, start, stop: told.setdefault(t.key, []).extend(range(start, stop)),
+        )
+        backend.close()
+        assert {t.key: list(range(len(t.data))) for t in raw.values()} == {
+            key: sorted(rows) for key, rows in told.items()
+        }
