@@ -185,7 +185,8 @@ ER_INL void add_block(vf (&f)[C], const Unit<T>& u, int i, const A& a) {
     if constexpr (T::MIN) {
       const vi z = u.pair(i);
       const vf m = u.min(i);
-      ER_EACH f[c] = fma(mul(cvt(pair_dotb(zero_i(), z, a.pair(c))), m), bcf(a.d(c)), f[c]);
+      const vf bias = BIASED ? bias_of(m) : m;
+      ER_EACH f[c] = fma(scaled<BIASED>(pair_dotb(all32(BIASED ? START : 0), z, a.pair(c)), m, bias), bcf(a.d(c)), f[c]);
     }
   }
 }
