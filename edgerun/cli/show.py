@@ -115,12 +115,20 @@ def to_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")
 
 
-def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
+def _console() -> type[Console]:
     from rich.console import Console
 
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise
+
+    return Quiet
+
+
+def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
     # In a pipe or a file a line stays whole: somebody may look for a path in it.
     width = None if sys.stdout.isatty() else 10_000
-    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    console = _console()(highlight=False, markup=False, emoji=False, width=width)
     parts = [("File", _general(info)), ("Hyperparameters", info["hyperparameters"])]
     parts.append(("Tokenizer", info["tokenizer"]))
     if metadata:

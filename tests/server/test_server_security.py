@@ -126,6 +126,8 @@ def test_origins() -> None:
     for bad in ("https://evil.example", "null", "http://good.example", "http://localhost.evil", ""):
         assert not origin_allowed(bad, "box.lan:8080", options), bad
     assert origin_allowed("https://any.example", None, ServerOptions(cors_origins=("*",)))
+    extension = "chrome-extension://abcdef"
+    assert origin_allowed(extension, None, ServerOptions(cors_origins=(extension,)))
 
 
 def test_preflight_needs_no_key(locked: Endpoint) -> None:
