@@ -26,7 +26,7 @@ def closed(schema: dict[str, Any], *, empty: bool = False) -> dict[str, Any]:
     walk = _Walk(empty)
     while True:
         known = len(walk.held)
-        out = walk.schema(schema, "#" in walk.held)
+        out: dict[str, Any] = walk.schema(schema, "#" in walk.held)
         if len(walk.held) == known:
             return out
 
