@@ -41,6 +41,8 @@ __all__ = ["COMMANDS", "main"]
 #: Every command, in the order the help shows them; each is a module of this package.
 COMMANDS = ("run", "chat", "serve", "pull", "list", "rm", "show", "bench", "perplexity", "doctor")
 
+_ENCODING = "PYTHONIOENCODING"
+
 _EPILOG = """\
 examples:
   edgerun run "Write a haiku about rain"        the default model, pulled on first use
@@ -137,11 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without ``argv`` it is the ``edgerun`` program: it takes the process's arguments, and ends it.
     """
-    _open_streams()
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character must not end the program.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    _open_streams(sys.platform)
     # While things are imported and loaded, all that a collection finds is there to stay; open_llm
     # turns it on again.
     collects = gc.isenabled()
@@ -157,11 +155,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.enable()
 
 
-def _open_streams() -> None:
-    """None of the three is None: a closed one, as after ``>&-``, reads and writes nothing."""
+def _open_streams(platform: str) -> None:
+    """None of the three is None: a closed one, as after ``>&-``, reads and writes nothing. And a
+    terminal that cannot show a character does not end the program."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
+        stream = getattr(sys, name)
+        if stream is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            if name != "stdin":
+                stream.reconfigure(errors="replace")
+            if platform == "win32" and not stream.isatty() and not os.environ.get(_ENCODING):
+                # Python's choice for pipes and files there is a code page of 256 characters.
+                stream.reconfigure(encoding="utf-8", newline=None if name == "stdin" else "\n")
 
 
 def _status(argv: Sequence[str]) -> int:

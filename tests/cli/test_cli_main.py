@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import shlex
@@ -126,6 +127,28 @@ def test_a_slip_is_told_what_was_meant(
     err = capsys.readouterr().err
     assert said in err
     assert err.count("\n") == 1
+
+
+def test_pipes_speak_utf8_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python's own choice is a code page and carriage returns."""
+
+    def streams(platform: str) -> tuple[bytes, str]:
+        out = io.BytesIO()
+        typed = io.BytesIO("漢\r\n".encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed, encoding="cp1252"))
+        for name in ("stdout", "stderr"):
+            wrapped = io.TextIOWrapper(out, encoding="cp1252", newline="\r\n")
+            monkeypatch.setattr(sys, name, wrapped)
+        edgerun.cli._open_streams(platform)
+        sys.stdout.write("é漢\n")
+        sys.stdout.flush()
+        return out.getvalue(), sys.stdin.read()
+
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    assert streams("win32") == ("é漢\n".encode(), "漢\n")
+    assert streams("linux")[0] == b"\xe9?\r\n"  # as it was set up, and no error
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    assert streams("win32")[0] == b"\xe9?\r\n"
 
 
 @pytest.mark.skipif(os.name != "posix", reason="descriptors")
