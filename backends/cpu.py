@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from edgerun.amounts import size_text
 from edgerun.backends import base
 from edgerun.backends import cpu_abi as abi
 from edgerun.backends.cpu_grids import ensure_grids
@@ -163,7 +164,7 @@ class CPUBackend(base.Backend):
         if not block:
             size = sum(self._so.er_weight_bytes(m.ptr) for m in matrices)
             raise OutOfMemoryError(
-                f"no memory for {size / 1e6:.0f} MB of weights: close other programs or choose a "
+                f"no memory for {size_text(size)} of weights: close other programs or choose a "
                 "smaller model"
             )
         owned.append(("er_block_free", block))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgerun.amounts import size_text
 from edgerun.backends import cuda_kernels
 from edgerun.backends.base import Memory
 from edgerun.backends.cuda_device import Bytes, Device, Graph, Launch, Mark
@@ -146,7 +147,7 @@ class CudaDevice(Device):
         if status == self._driver.CUresult.CUDA_ERROR_OUT_OF_MEMORY:
             free = self.memory().free
             raise OutOfMemoryError(
-                f"{self.name} has no {nbytes / 1e6:.0f} MB left, only {free / 1e6:.0f}: close "
+                f"{self.name} has no {size_text(nbytes)} left, only {size_text(free)}: close "
                 "other programs that use it, lower n_ctx, or choose a smaller model"
             )
         self._check((status,))
@@ -163,7 +164,7 @@ class CudaDevice(Device):
         self._enter()
         status, address = self._driver.cuMemAllocHost(nbytes)
         if int(status):
-            raise OutOfMemoryError(f"no {nbytes / 1e6:.0f} MB of memory for copies to {self.name}")
+            raise OutOfMemoryError(f"no {size_text(nbytes)} of memory for copies to {self.name}")
         self._pinned.append(int(address))
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(int(address)))
 

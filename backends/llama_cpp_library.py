@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from edgerun.amounts import size_text
 from edgerun.errors import BackendUnavailableError, OutOfMemoryError, printable
 
 __all__ = [
@@ -129,8 +130,8 @@ def plan_slots(
     need = min(512, n_ctx_train) if n_ctx is None else n_ctx
     if fits < need:
         raise OutOfMemoryError(
-            f"the weights take {weight_bytes / 1e9:.1f} GB and {need} tokens of context "
-            f"{need * token_bytes / 1e9:.2f} GB, but only {free / 1e9:.1f} GB are free: close "
+            f"the weights take {size_text(weight_bytes)} and {need} tokens of context "
+            f"{size_text(need * token_bytes)}, but only {size_text(free)} are free: close "
             "other programs, lower n_ctx, or choose a smaller model"
         )
     if n_ctx is None:

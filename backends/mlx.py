@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from edgerun.amounts import size_text
 from edgerun.backends import base
 from edgerun.backends.host import host_memory
 from edgerun.errors import BackendError, BackendUnavailableError, OutOfMemoryError
@@ -129,14 +130,14 @@ class MLXBackend(base.Backend):
             else matrix_bytes(_rows_of(t), self._scale_type, self._raw)
             for t, role in wanted.values()
         ]
-        self._reserve(sum(sizes), f"{sum(sizes) / 1e6:.0f} MB of weights")
+        self._reserve(sum(sizes), f"{size_text(sum(sizes))} of weights")
         handles: dict[str, Handle] = {}
         try:
             with mx.stream(self._device):
                 for key, (tensor, role) in wanted.items():
                     handles[key] = self._take(tensor, role, taken)
         except (RuntimeError, MemoryError) as e:
-            raise failure(e, f"{sum(sizes) / 1e6:.0f} MB of weights") from e
+            raise failure(e, f"{size_text(sum(sizes))} of weights") from e
         return {name: handles[key] for name, key in keys.items()}
 
     def _take(self, tensor: base.RawTensor, role: base.Role, taken: base.Taken | None) -> Handle:
@@ -175,7 +176,7 @@ class MLXBackend(base.Backend):
         free = self.memory().free
         if size > free:
             raise OutOfMemoryError(
-                f"{what} need {size / 2**20:.0f} MiB, but {free / 2**20:.0f} MiB are free: close "
+                f"{what} need {size_text(size)}, but {size_text(free)} are free: close "
                 "other programs, choose a smaller model or a smaller n_ctx"
             )
 

@@ -14,6 +14,7 @@ from typing import cast
 import mlx.core as mx
 import numpy as np
 
+from edgerun.amounts import size_text
 from edgerun.backends import base
 from edgerun.backends.checking import check
 from edgerun.backends.fetched import FetchedRows
@@ -132,6 +133,6 @@ class MLXProgram(base.Program):
         free = self._free()
         if need > free:
             raise OutOfMemoryError(
-                f"a step of {n} tokens needs {need / 2**20:.0f} MiB, but {free / 2**20:.0f} MiB "
+                f"a step of {n} tokens needs {size_text(need)}, but {size_text(free)} "
                 "are free: close other programs or lower n_ctx"
             )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgerun.amounts import size_text
 from edgerun.backends.base import (
     PAGE_SIZE,
     Activation,
@@ -87,7 +88,7 @@ class ReferenceBackend(Backend):
         free = self.memory().free
         if size > free:
             raise OutOfMemoryError(
-                f"{what} needs {size / 2**20:.0f} MiB in float32, but {free / 2**20:.0f} MiB are "
+                f"{what} needs {size_text(size)} in float32, but {size_text(free)} are "
                 "free: use the cpu backend, a smaller model or a smaller n_ctx"
             )
 

@@ -11,6 +11,7 @@ from typing import Any
 from edgerun.core import Constraint
 from edgerun.engine.sampling.gate import Gate
 from edgerun.errors import RequestError
+from edgerun.structured.closing import closed
 from edgerun.structured.schema import prepare_schema
 from edgerun.structured.vocabulary import lark_free, special_ids
 from edgerun.text.answer.grammar import Speller, calls_grammar
@@ -52,36 +53,8 @@ def tool_schemas(tools: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if not isinstance(schema, Mapping) or schema.get("type", "object") != "object":
             raise RequestError(f"{param} must be the JSON Schema of an object", param=param)
         schema = {"type": "object", **schema}
-        prepare_schema(json.dumps(schema, ensure_ascii=False), param)
-        out[function["name"]] = _closed(schema)
-    return out
-
-
-#: With one of these an object's own properties are not all it may have.
-_OPEN = frozenset(
-    [
-        "additionalProperties",
-        "unevaluatedProperties",
-        "patternProperties",
-        "allOf",
-        "anyOf",
-        "oneOf",
-        "$ref",
-    ]
-)
-
-
-def _closed(schema: Any) -> Any:
-    """``schema`` without properties it does not name, where it leaves that open: a model would
-    make them up, one after the other."""
-    if isinstance(schema, list):
-        return [_closed(x) for x in schema]
-    if not isinstance(schema, dict):
-        return schema
-    out = {k: v if k in ("enum", "const", "default") else _closed(v) for k, v in schema.items()}
-    named = isinstance(schema.get("properties"), dict)
-    if named and schema.get("type", "object") == "object" and not _OPEN & schema.keys():
-        out["additionalProperties"] = False
+        source = json.dumps(schema, ensure_ascii=False)
+        out[function["name"]] = closed(prepare_schema(source, param), empty=True)
     return out
 
 
@@ -180,7 +153,7 @@ def _or_text(
         schema = json.loads(text.source) if text.kind == "json_schema" else {"type": "object"}
         if not isinstance(schema, dict):
             return text
-        prepare_schema(json.dumps(schema, ensure_ascii=False), text.param)
+        schema = prepare_schema(json.dumps(schema, ensure_ascii=False), text.param)
         other = "%json " + json.dumps(schema, ensure_ascii=False)
     both = calls.replace("start: ", "calls: ", 1)
     return Constraint("lark", f"start: calls | other\nother: {other}\n{both}", param=text.param)

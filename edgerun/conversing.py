@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgerun.calling import Choice, Spelling, constrain_calls, gate_of, tool_schemas
@@ -138,6 +138,8 @@ def prepare(
     """
     tools = parse_tools(options.tools or None) or []
     choice = check_options(options, tools)
+    if choice.name is not None:  # one that is named is called once, as in OpenAI's API
+        options = replace(options, parallel_tool_calls=False)
     offered = tools if choice.offered else []
     prompt = _rendered(messages, options, template, offered)
     shape, syntax = _shape(options, template, tokenizer, prompt, offered)

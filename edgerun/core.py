@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from edgerun import checks
 from edgerun.chat import ToolCall, ToolCallDelta
 from edgerun.errors import RequestError, printable
 
@@ -246,25 +246,15 @@ _INT_OR_NONE: dict[str, tuple[int, int]] = {
 
 def _check(p: SamplingParams) -> None:
     for name, (lo, hi) in _INT_RANGES.items():
-        _check_int(name, getattr(p, name), lo, hi)
+        checks.whole(name, getattr(p, name), lo, hi)
     for name, (lo, hi) in _INT_OR_NONE.items():
         if getattr(p, name) is not None:
-            _check_int(name, getattr(p, name), lo, hi)
+            checks.whole(name, getattr(p, name), lo, hi)
     for name, (flo, fhi) in _FLOAT_RANGES.items():
-        v = getattr(p, name)
-        if v is None and name == "time_limit":
-            continue
-        if isinstance(v, bool) or not isinstance(v, (int, float)) or not math.isfinite(v):
-            raise RequestError(f"{name} must be a finite number, not {v!r}", param=name)
-        if not flo <= v <= fhi:
-            raise RequestError(f"{name} must be between {flo} and {fhi}, not {v!r}", param=name)
+        if name != "time_limit" or p.time_limit is not None:
+            checks.number(name, getattr(p, name), flo, fhi)
     for name in ("stop", "dry_sequence_breakers", "samplers"):
-        object.__setattr__(p, name, _strings(name, getattr(p, name)))
-    ends = p.stop_token_ids
-    if isinstance(ends, (str, bytes)) or not isinstance(ends, Sequence) or any(map(_no_id, ends)):
-        raise RequestError(
-            f"stop_token_ids must be a list of token ids, not {ends!r}", param="stop_token_ids"
-        )
+        object.__setattr__(p, name, checks.strings(name, getattr(p, name)))
     # An empty stop string would end every text at once: other runtimes did just that.
     object.__setattr__(p, "stop", tuple(s for s in p.stop if s))
     for s in p.samplers:
@@ -273,44 +263,14 @@ def _check(p: SamplingParams) -> None:
                 f"unknown sampler {s!r}; known: {', '.join(DEFAULT_SAMPLERS)}", param="samplers"
             )
     for name in ("ignore_eos", "context_shift"):
-        if not isinstance(getattr(p, name), bool):
-            raise RequestError(
-                f"{name} must be true or false, not {getattr(p, name)!r}", param=name
-            )
+        checks.truth(name, getattr(p, name))
+    checks.token_ids("stop_token_ids", p.stop_token_ids)
+    checks.biases("logit_bias", p.logit_bias)
     if p.constraint is not None and not isinstance(p.constraint, Constraint):
         raise RequestError(
             f"constraint must be a Constraint, not {type(p.constraint).__name__}",
             param="constraint",
         )
-    if not isinstance(p.logit_bias, Mapping):
-        raise RequestError(
-            f"logit_bias must map token ids to numbers, not {p.logit_bias!r}", param="logit_bias"
-        )
-    for k, v in p.logit_bias.items():
-        if isinstance(k, bool) or not isinstance(k, int) or k < 0:
-            raise RequestError(f"logit_bias keys are token ids, not {k!r}", param="logit_bias")
-        if isinstance(v, bool) or not isinstance(v, (int, float)) or math.isnan(v):
-            raise RequestError(f"logit_bias[{k}] must be a number, not {v!r}", param="logit_bias")
-
-
-def _check_int(name: str, v: Any, lo: int, hi: int) -> None:
-    if isinstance(v, bool) or not isinstance(v, int):
-        raise RequestError(f"{name} must be a whole number, not {v!r}", param=name)
-    if not lo <= v <= hi:
-        span = f"{lo} or more" if v < lo and hi >= 2**31 else f"between {lo} and {hi}"
-        raise RequestError(f"{name} must be {span}, not {v!r}", param=name)
-
-
-def _no_id(v: Any) -> bool:
-    return isinstance(v, bool) or not isinstance(v, int) or v < 0
-
-
-def _strings(name: str, v: Any) -> tuple[str, ...]:
-    if isinstance(v, str):
-        return (v,)
-    if not isinstance(v, Sequence) or not all(isinstance(s, str) for s in v):
-        raise RequestError(f"{name} must be a string or a list of strings", param=name)
-    return tuple(v)
 
 
 @dataclass(frozen=True)

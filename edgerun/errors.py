@@ -25,6 +25,7 @@ from a file or a model goes through :func:`printable`, so no control byte reache
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 __all__ = [
@@ -138,6 +139,10 @@ class ClosedError(EdgerunError):
 _UNSAFE = {"Cc", "Cf", "Zl", "Zp", "Cs"}
 
 
+#: How Python begins an error of the system; libraries pass it on as text.
+_NUMBER = re.compile(r"^\[(?:Errno|WinError) -?\d+\] ")
+
+
 def printable(text: object, limit: int = 200) -> str:
     """``text`` with every unsafe character escaped and at most ``limit`` characters long.
 
@@ -153,7 +158,8 @@ def printable(text: object, limit: int = 200) -> str:
     return out + "…" if len(cut) > limit else out
 
 
-def why(error: BaseException) -> str:
+def why(error: BaseException | str) -> str:
     """What went wrong, printable: of an OSError the system's words alone, without the number and
-    the path that the message names already."""
-    return printable(getattr(error, "strerror", None) or error)
+    the path that the message names already; of another error what it says, or its name."""
+    said = getattr(error, "strerror", None) or _NUMBER.sub("", str(error))
+    return printable(said or type(error).__name__)

@@ -28,7 +28,7 @@ VARIABLE = "EDGERUN_KV_DISK"
 
 _AUTO = 2 << 30  # bytes, at most
 _AUTO_SHARE = 0.1  # of the disk's free space, at most
-_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?)\s*(?:([kmgt])(i?b)?|b)?", re.IGNORECASE)
 _HEAD = 4 << 20  # bytes of a model file that are hashed as they are: its metadata, or most of it
 _SAMPLES = 512  # of the rest
 _SAMPLE = 4096  # bytes each
@@ -46,7 +46,8 @@ def parse_limit(choice: int | str, name: str = "kv_disk") -> int | None:
     """Bytes that ``choice`` allows; None for ``auto``, which :func:`open_disk` decides.
 
     Args:
-        choice: bytes, a number with K, M, G or T (of 1024), ``off`` or ``auto``.
+        choice: bytes, a number with K, M, G or T (of 1024; kB and the like are of 1000),
+            ``off`` or ``auto``.
         name: what it is called in an error.
 
     Raises:
@@ -63,7 +64,8 @@ def parse_limit(choice: int | str, name: str = "kv_disk") -> int | None:
             f"{name} must be a size such as 2G, or off, not {printable(repr(choice), 40)}",
             param="kv_disk",
         )
-    return int(float(m[1]) * 1024 ** " kmgt".index(m[2] or " "))
+    base = 1000 if (m[3] or "").lower() == "b" else 1024  # 2GB are less than 2GiB, or 2G for short
+    return int(float(m[1]) * base ** " kmgt".index((m[2] or " ").lower()))
 
 
 def open_disk(model: LoadedModel, choice: int | str) -> DiskTier | None:

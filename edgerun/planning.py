@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edgerun.amounts import size_text
 from edgerun.errors import OutOfMemoryError, RequestError
 
 __all__ = ["Fit", "Plan", "Room", "choose_kv_type", "fits", "plan", "suits", "swap_pages"]
@@ -116,9 +117,9 @@ def plan(room: Room, token_bytes: int, n_ctx_train: int, n_ctx: int | None, page
     least = n_ctx if n_ctx is not None else min(_LEAST, n_ctx_train)
     if -(-least // page_size) > all_pages:
         raise OutOfMemoryError(
-            f"the weights take {_gb(room.weights)} and {least} tokens of context "
-            f"{_gb(least * token_bytes)}, but only {_gb(room.free)} are free, of which "
-            f"{_gb(room.margin)} must stay so: close other programs, lower n_ctx, "
+            f"the weights take {size_text(room.weights)} and {least} tokens of context "
+            f"{size_text(least * token_bytes)}, but only {size_text(room.free)} are free, of which "
+            f"{size_text(room.margin)} must stay so: close other programs, lower n_ctx, "
             "or choose a smaller model"
         )
     if n_ctx is None:
@@ -172,7 +173,3 @@ def fits(room: Room, token_bytes: Mapping[str, int], n_ctx_train: int, page_size
         most = room.for_kv // (each * page_size) * page_size
         found.append(Fit(kv_type, each, p.n_ctx, p.kv_bytes, most))
     return found
-
-
-def _gb(n: int) -> str:
-    return f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:.1f} MB"

@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import json
 import re
+import shlex
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -17,6 +19,8 @@ import pytest
 from helpers import gguf_build as gb
 from helpers.cli import CLI
 from helpers.paths import ROOT
+
+from edgerun.cli import COMMANDS, build_parser
 
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 CASES = ROOT / "docs" / "cases.md"
@@ -114,6 +118,88 @@ def test_links_resolve(path: Path) -> None:
         if not file.exists() or (anchor and anchor not in anchors(file)):
             broken.append(link)
     assert not broken
+
+
+# -- commands and figures ------------------------------------------------------------------------
+
+
+def shell_lines(text: str) -> Iterator[str]:
+    """Lines of the text's shell blocks, those that a backslash joins in one."""
+    for block in re.findall(r"^```sh\n(.*?)^```", text, flags=re.M | re.S):
+        yield from block.replace("\\\n", " ").splitlines()
+
+
+def commands(lines: Iterable[str], program: str) -> Iterator[list[str]]:
+    """The arguments of each call of ``program`` in shell lines."""
+    for line in lines:
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+        lexer.whitespace_split = True
+        words = list(lexer)
+        for i, word in enumerate(words):
+            if Path(word).name == program and (i == 0 or words[i - 1] in ("|", "&&", "(")):
+                rest = words[i + 1 :]
+                ends = [j for j, w in enumerate(rest) if w in ("|", "&&", ")")]
+                yield rest[: ends[0] if ends else None]
+
+
+@pytest.mark.parametrize("path", [*DOCUMENTS, "help"], ids=lambda p: getattr(p, "name", p))
+def test_commands_are_what_the_program_takes(path: Path | str) -> None:
+    if isinstance(path, Path):
+        found = list(commands(shell_lines(path.read_text("utf-8")), "edgerun"))
+    else:  # the examples that each command's help ends with
+        parsers: Any = build_parser()._subparsers._group_actions[0].choices  # type: ignore[union-attr]
+        lines = [x for p in parsers.values() for x in str(p.epilog).splitlines()]
+        examples = (re.split(r" {4,}", x[2:])[0] for x in lines if x.startswith("  "))
+        found = list(commands(examples, "edgerun"))
+        assert len(found) > 25
+    for argv in found:
+        args, unknown = build_parser().parse_known_args(argv)
+        assert args.command in COMMANDS
+        assert not unknown, argv
+
+
+def test_options_exist() -> None:
+    """``--kv q8_0`` in the README is an option of a command, or of the script named beside it."""
+    sources = [*ROOT.glob("edgerun/cli/*.py"), *ROOT.glob("benchmarks/*.py")]
+    text = "\n".join(p.read_text("utf-8") for p in sources)
+    named = {w for q in quoted((ROOT / "README.md").read_text("utf-8")) for w in q.split()}
+    named = {w for w in named if re.fullmatch(r"--[a-z][a-z-]+", w)}
+    assert len(named) > 15
+    assert [w for w in sorted(named) if f'"{w}"' not in text] == []
+
+
+MODELS = {"SmolLM2": "smollm2", "Gemma": "gemma3", "llama-1b": "llama-1b", "1.7B": "experts"}
+CASES_OF = {"prefill 512": "prefill 512", "decode": "decode 128", "8 sequences": "8 sequences"}
+
+
+def ratio(peer: Mapping[str, float] | None) -> str:
+    """``2.7 (2.5-2.8)``, and two digits below 1."""
+    if peer is None:
+        return ""
+    digits = 1 if peer["ratio"] >= 1 else 2
+    middle, least, most = (f"{peer[k]:.{digits}f}" for k in ("ratio", "least", "most"))
+    return f"{middle} ({least}-{most})"
+
+
+def measured() -> set[tuple[str, ...]]:
+    """Model, case, tokens a second, and the ratios to both peers, as the table words them."""
+    out = set()
+    for file in ROOT.glob("benchmarks/results/*.json"):
+        for row in json.loads(file.read_text("utf-8")).get("rows", ()):
+            ratios = (ratio(row["peers"].get(peer)) for peer in ("llama_cpp", "openvino"))
+            if row["section"] == "speed":
+                out.add((row["model"], row["case"], f"{row['value']:.0f}", *ratios))
+    return out
+
+
+def test_speeds_were_measured() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| (.*?) ?\| (.+?) \| (\d+) \| (.*?) ?\| ?(.*?) ?\|$", text, flags=re.M)
+    assert len(rows) == 12
+    known, model = measured(), ""
+    for name, case, *figures in rows:
+        model = next((m for n, m in MODELS.items() if name.startswith(n)), model)
+        assert (model, CASES_OF[case], *figures) in known, (model, case, figures)
 
 
 # -- cases and their tests -----------------------------------------------------------------------

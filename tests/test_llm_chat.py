@@ -201,9 +201,7 @@ def test_a_small_model_is_made_to_call(smol: LLM) -> None:
         jsonschema.validate(
             json.loads(got.tool_calls[0].arguments), schemas[got.tool_calls[0].name]
         )
-    named = smol.chat(
-        USER, SHORT, tools=tools, tool_choice={"name": "set_unit"}, parallel_tool_calls=False
-    )
+    named = smol.chat(USER, SHORT, tools=tools, tool_choice={"name": "set_unit"})
     assert [c.name for c in named.tool_calls] == ["set_unit"]
     assert json.loads(named.tool_calls[0].arguments)["unit"] in ("C", "F")
 

@@ -176,7 +176,8 @@ def test_processes_at_once_say_the_same(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("choice", "limit"),
-    [("2G", 2 << 30), ("1.5 GiB", 3 << 29), ("500m", 500 << 20), ("8kb", 8192), (77, 77),
+    [("2G", 2 << 30), ("1.5 GiB", 3 << 29), ("500m", 500 << 20), ("8kB", 8000),
+     ("2 gib", 2 << 30), ("1GB", 10**9), ("9b", 9), (77, 77),
      ("77", 77), (0, 0), ("off", 0), ("OFF", 0), ("auto", None)],
 )  # fmt: skip
 def test_sizes(choice: int | str, limit: int | None) -> None:

@@ -177,63 +177,70 @@ def dense_tensors(
         fused: ``attn_qkv`` holds q, k, v and ``ffn_up`` gate, up, one after another.
         expert_bias: router and experts have biases.
     """
-    n_q, n_kv = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
-    specs = {
-        "token_embd": TensorSpec("token_embd.weight", (c.n_vocab, c.n_embd), "embedding"),
-        "output_norm": TensorSpec("output_norm.weight", (c.n_embd,), "vector"),
-        "output": TensorSpec(
-            "output.weight", (c.n_vocab, c.n_embd), "matrix", fallback="token_embd.weight"
-        ),
-    }
+    specs = _Specs()
+    specs["token_embd"] = TensorSpec("token_embd.weight", (c.n_vocab, c.n_embd), "embedding")
+    specs["output_norm"] = TensorSpec("output_norm.weight", (c.n_embd,), "vector")
+    specs["output"] = TensorSpec(
+        "output.weight", (c.n_vocab, c.n_embd), "matrix", fallback="token_embd.weight"
+    )
+    for i in range(c.n_layers):
+        b = f"blk.{i}."
+        specs.vector(b + "attn_norm", c.n_embd)
+        specs.vector(b + "ffn_norm", c.n_embd)
+        specs.matrices(b + "attn_qkv", *_qkv(c, b), n_in=c.n_embd, fused=fused)
+        if c.experts is not None:
+            specs |= expert_tensors(c, i, bias=expert_bias)
+        else:
+            gate, up = ((b + "ffn_gate", c.n_ff), (b + "ffn_up", c.n_ff))
+            specs.matrices(b + "ffn_up", gate, up, n_in=c.n_embd, fused=fused)
+        if qkv_bias is not False:
+            for name, n in _qkv(c, b):
+                specs.vector(name, n, "bias", optional=qkv_bias is None)
+        if out_bias is not False:
+            specs.vector(b + "attn_output", c.n_embd, "bias", optional=out_bias is None)
+        specs.matrix(b + "attn_output", (b + "attn_output", c.n_embd), n_in=c.n_heads * c.head_dim)
+        if c.experts is None:
+            specs.matrix(b + "ffn_down", (b + "ffn_down", c.n_embd), n_in=c.n_ff)
+        if c.sinks:
+            specs.vector(b + "attn_sinks", c.n_heads)
+        if qk_norm:
+            specs.vector(b + "attn_q_norm", c.head_dim)
+            specs.vector(b + "attn_k_norm", c.head_dim)
+        if post_norm:
+            specs.vector(b + "post_attention_norm", c.n_embd)
+            specs.vector(b + "post_ffw_norm", c.n_embd)
+    return specs
 
-    def matrix(name: str, *parts: tuple[str, int], n_in: int) -> None:
+
+def _qkv(c: ModelConfig, b: str) -> tuple[tuple[str, int], ...]:
+    """Names and rows of the projections of the layer whose names begin with ``b``."""
+    n_q, n_kv = c.n_heads * c.head_dim, c.n_kv_heads * c.head_dim
+    return (b + "attn_q", n_q), (b + "attn_k", n_kv), (b + "attn_v", n_kv)
+
+
+class _Specs(dict[str, TensorSpec]):
+    """Tensors by the names that weights have in a forward pass."""
+
+    def matrices(self, whole: str, *parts: tuple[str, int], n_in: int, fused: bool) -> None:
+        """One matrix each, or all of them, one after another, in ``whole``."""
+        if fused:
+            self.matrix(whole, *parts, n_in=n_in)
+        else:
+            for part in parts:
+                self.matrix(part[0], part, n_in=n_in)
+
+    def matrix(self, name: str, *parts: tuple[str, int], n_in: int) -> None:
         """``name``'s rows, split into parts where there are several."""
         total, start = sum(n for _, n in parts), 0
         for part, n in parts:
             rows = None if len(parts) == 1 else (start, start + n)
             role = _ROLES.get(part.rpartition(".")[2], "matrix")
-            specs[part] = TensorSpec(f"{name}.weight", (total, n_in), role, rows=rows)
+            self[part] = TensorSpec(f"{name}.weight", (total, n_in), role, rows=rows)
             start += n
 
-    def vector(name: str, n: int, suffix: str = "weight", optional: bool = False) -> None:
+    def vector(self, name: str, n: int, suffix: str = "weight", optional: bool = False) -> None:
         key = name if suffix == "weight" else f"{name}.{suffix}"
-        specs[key] = TensorSpec(f"{name}.{suffix}", (n,), "vector", optional=optional)
-
-    for i in range(c.n_layers):
-        b = f"blk.{i}."
-        vector(b + "attn_norm", c.n_embd)
-        vector(b + "ffn_norm", c.n_embd)
-        q, k, v = ((b + "attn_q", n_q), (b + "attn_k", n_kv), (b + "attn_v", n_kv))
-        gate, up = ((b + "ffn_gate", c.n_ff), (b + "ffn_up", c.n_ff))
-        if fused:
-            matrix(b + "attn_qkv", q, k, v, n_in=c.n_embd)
-        else:
-            for part in (q, k, v):
-                matrix(part[0], part, n_in=c.n_embd)
-        if c.experts is not None:
-            specs |= expert_tensors(c, i, bias=expert_bias)
-        elif fused:
-            matrix(b + "ffn_up", gate, up, n_in=c.n_embd)
-        else:
-            for part in (gate, up):
-                matrix(part[0], part, n_in=c.n_embd)
-        if qkv_bias is not False:
-            for name, n in (q, k, v):
-                vector(name, n, "bias", optional=qkv_bias is None)
-        if out_bias is not False:
-            vector(b + "attn_output", c.n_embd, "bias", optional=out_bias is None)
-        matrix(b + "attn_output", (b + "attn_output", c.n_embd), n_in=n_q)
-        if c.experts is None:
-            matrix(b + "ffn_down", (b + "ffn_down", c.n_embd), n_in=c.n_ff)
-        if c.sinks:
-            vector(b + "attn_sinks", c.n_heads)
-        if qk_norm:
-            vector(b + "attn_q_norm", c.head_dim)
-            vector(b + "attn_k_norm", c.head_dim)
-        if post_norm:
-            vector(b + "post_attention_norm", c.n_embd)
-            vector(b + "post_ffw_norm", c.n_embd)
-    return specs
+        self[key] = TensorSpec(f"{name}.{suffix}", (n,), "vector", optional=optional)
 
 
 def dense_forward(ops: Ops, w: Mapping[str, Weight], c: ModelConfig) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from edgerun.catalog.sources import Job
-from edgerun.errors import DownloadError, printable
+from edgerun.errors import DownloadError, printable, why
 
 __all__ = ["fetch", "find_cached"]
 
@@ -67,7 +67,7 @@ def fetch(source: str, job: Job) -> str | None:
 def _failed(source: str, error: Exception) -> DownloadError:
     # The library raises its HTTP client's own errors, and which client depends on its version.
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = printable(lines[0] if lines else type(error).__name__)
+    reason = why(lines[0] if lines else error)
     return DownloadError(f"{source} cannot be fetched: {reason}; run it again to go on")
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgerun.amounts import size_text
 from edgerun.catalog.spec import ModelSpec
 from edgerun.catalog.split import is_whole
 from edgerun.errors import ChecksumError, DownloadError, printable
@@ -50,8 +51,8 @@ class Job:
         free = shutil.disk_usage(self.target.parent).free
         if need is not None and need + _SPARE > free:
             raise DownloadError(
-                f"{self.spec.name} needs {need / 1e9:.2f} GB more in {self.target.parent} but "
-                f"{free / 1e9:.2f} GB are free: make room or set EDGERUN_HOME to another disk"
+                f"{self.spec.name} needs {size_text(need)} more in {self.target.parent} but "
+                f"{size_text(free)} are free: make room or set EDGERUN_HOME to another disk"
             )
 
 

@@ -164,60 +164,83 @@ def _read(path: Path) -> Mapping[str, dict[str, Any]]:
     return tables
 
 
-def _spec(name: str, table: Mapping[str, Any], path: Path) -> ModelSpec:
-    where = f"{path}: [{printable(name)}]"
-
-    def bad(field: str, wanted: str) -> ModelFileError:
-        return ModelFileError(f"{where}: {field} must be {wanted}, not {printable(table[field])!r}")
-
-    def text(field: str) -> str:
-        value = table.get(field, "")
-        if not isinstance(value, str):
-            raise bad(field, "a string")
-        return value
-
-    def positive(field: str) -> int | None:
-        value = table.get(field)
-        if value is not None and (type(value) is not int or value <= 0):
-            raise bad(field, "a positive whole number")
-        return value
-
-    if unknown := set(table) - _KNOWN:
-        known = ", ".join(sorted(_KNOWN))
-        raise ModelFileError(f"{where}: unknown field {printable(min(unknown))!r}; known: {known}")
-    sources = _sources(table.get("source"), where, path.parent)
-    file = text("file") or re.split(r"[/\\+]", sources[0])[-1]
-    sha256 = text("sha256").lower() or None
-    if sha256 and not _SHA256.fullmatch(sha256):
-        raise bad("sha256", "64 hexadecimal digits")
+def _spec(name: str, given: Mapping[str, Any], path: Path) -> ModelSpec:
+    table = _Table(given, f"{path}: [{printable(name)}]")
+    sources = _sources(given.get("source"), table.where, path.parent)
+    file = table.text("file") or re.split(r"[/\\+]", sources[0])[-1]
     if any(len(parts(s)) != len(parts(file)) for s in sources):
         raise ModelFileError(
-            f"{where}: file and source must both be split into the same number of files, or neither"
+            f"{table.where}: file and source must both be split into the same number of files, or "
+            "neither"
         )
-    if sha256 and len(parts(file)) > 1:
-        raise bad("sha256", "left out: each file of a split model is checked by its own")
-    size = positive("size")
-    size_gb = table.get("size_gb")
-    if size_gb is not None and (type(size_gb) not in (int, float) or not 0 < size_gb < 1e6):
-        raise bad("size_gb", "a positive number of 10^9 bytes")
-    kv = table.get("kv")
-    if kv is not None and not (
-        isinstance(kv, list) and len(kv) == 3 and all(type(v) is int and v > 0 for v in kv)
-    ):
-        raise bad("kv", "[layers, key/value heads, head size]")
+    size, about = table.positive("size"), table.size_gb()
     return ModelSpec(
         name=check_name(name, f"{path}: model name"),
         sources=sources,
-        file=check_file(file, where),
-        sha256=sha256,
-        size=size if size is not None else int(size_gb * 1e9) if size_gb is not None else None,
+        file=check_file(file, table.where),
+        sha256=table.sha256(split=len(parts(file)) > 1),
+        size=about if size is None else size,
         exact_size=size is not None,
-        context=positive("context"),
-        kv=(kv[0], kv[1], kv[2]) if kv else None,
-        arch=text("arch"),
-        license=text("license"),
-        notes=text("notes"),
+        context=table.positive("context"),
+        kv=table.kv(),
+        arch=table.text("arch"),
+        license=table.text("license"),
+        notes=table.text("notes"),
     )
+
+
+class _Table:
+    """One entry's fields, checked as they are read: a wrong one is a ModelFileError."""
+
+    def __init__(self, given: Mapping[str, Any], where: str) -> None:
+        self._given, self.where = given, where
+        if unknown := set(given) - _KNOWN:
+            known = ", ".join(sorted(_KNOWN))
+            raise ModelFileError(
+                f"{where}: unknown field {printable(min(unknown))!r}; known: {known}"
+            )
+
+    def _bad(self, field: str, wanted: str) -> ModelFileError:
+        shown = printable(self._given[field])
+        return ModelFileError(f"{self.where}: {field} must be {wanted}, not {shown!r}")
+
+    def text(self, field: str) -> str:
+        value = self._given.get(field, "")
+        if not isinstance(value, str):
+            raise self._bad(field, "a string")
+        return value
+
+    def positive(self, field: str) -> int | None:
+        value = self._given.get(field)
+        if value is not None and (type(value) is not int or value <= 0):
+            raise self._bad(field, "a positive whole number")
+        return value
+
+    def size_gb(self) -> int | None:
+        """In bytes."""
+        value = self._given.get("size_gb")
+        if value is None:
+            return None
+        if type(value) not in (int, float) or not 0 < value < 1e6:
+            raise self._bad("size_gb", "a positive number of 10^9 bytes")
+        return int(value * 1e9)
+
+    def sha256(self, *, split: bool) -> str | None:
+        value = self.text("sha256").lower() or None
+        if value and not _SHA256.fullmatch(value):
+            raise self._bad("sha256", "64 hexadecimal digits")
+        if value and split:
+            raise self._bad("sha256", "left out: each file of a split model is checked by its own")
+        return value
+
+    def kv(self) -> tuple[int, int, int] | None:
+        value = self._given.get("kv")
+        if value is None:
+            return None
+        whole = isinstance(value, list) and [type(v) for v in value] == [int] * 3
+        if not whole or min(value) <= 0:
+            raise self._bad("kv", "[layers, key/value heads, head size]")
+        return value[0], value[1], value[2]
 
 
 def _sources(value: object, where: str, folder: Path) -> tuple[str, ...]:

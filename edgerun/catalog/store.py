@@ -173,6 +173,8 @@ def _find_spec(text: str) -> ModelSpec:
     if text and Path(text).is_dir():
         raise ModelFileError(f"{printable(text)} is a folder: name the .gguf file in it")
     if text.lower().endswith(".gguf") or "/" in text or os.sep in text:
+        if os.path.exists(text):
+            raise ModelFileError(f"{printable(text)} is not a regular file")
         raise ModelNotFoundError(f"no such file: {printable(text)}")
     close = difflib.get_close_matches(text.lower(), catalog, n=3, cutoff=0.4)
     *others, last = close or ("",)

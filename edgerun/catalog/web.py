@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgerun.catalog.sources import Job
-from edgerun.errors import DownloadError, printable
+from edgerun.errors import DownloadError, printable, why
 
 if TYPE_CHECKING:
     import httpx
@@ -38,7 +38,7 @@ def fetch(url: str, job: Job) -> str | None:
                 _get(client, url, job)
                 return None
             except (httpx.TransportError, httpx.TooManyRedirects, _TryAgainError) as e:
-                reason = printable(e) or type(e).__name__
+                reason = why(e)
             except (httpx.InvalidURL, httpx.UnsupportedProtocol) as e:
                 raise DownloadError(f"{printable(url)} is not a usable address: {e}") from e
             size = _size(job.target)

@@ -41,6 +41,8 @@ __all__ = ["COMMANDS", "main"]
 #: Every command, in the order the help shows them; each is a module of this package.
 COMMANDS = ("run", "chat", "serve", "pull", "list", "rm", "show", "bench", "perplexity", "doctor")
 
+_ENCODING = "PYTHONIOENCODING"
+
 _EPILOG = """\
 examples:
   edgerun run "Write a haiku about rain"        the default model, pulled on first use
@@ -81,14 +83,49 @@ def build_parser(only: str | None = None) -> argparse.ArgumentParser:
     for name in COMMANDS if only is None else (only,):
         module = importlib.import_module(f"{__name__}.{name}")
         module.add_parser(subparsers)
-        subparsers.choices[name].set_defaults(run=module.run)
+        command = subparsers.choices[name]
+        command.set_defaults(run=module.run, parser=command)
     return parser
+
+
+def _refuse_command(word: str) -> NoReturn:
+    """Exits with a usage error."""
+    parser = build_parser()
+    said = f"there is no command '{printable(word, 60)}'"
+    if word.lower().endswith(".gguf"):
+        parser.error(f'{said}: a model goes after -m, as in edgerun run -m {word} "Hello"')
+    parser.error(f"{said}{_close(word, COMMANDS)}")
+
+
+def _refuse_words(args: argparse.Namespace, unknown: Sequence[str]) -> NoReturn:
+    """Exits with a usage error for what the parser could not place: of options and their values
+    the options alone."""
+    parser: argparse.ArgumentParser = getattr(args, "parser", None) or build_parser()
+    known = [o for action in parser._actions for o in action.option_strings]
+    options = [w.partition("=")[0] for w in unknown if w[:1] == "-" and len(w) > 1]
+    if options:
+        parser.error(f"there is no option {options[0]}{_close(options[0], known)}")
+    hint = ""
+    if "--model" in known and args.model is None:
+        hint = f": did you mean -m {unknown[0]}?"
+    parser.error(f"'{unknown[0]}' has no place here{hint}")
+
+
+def _close(word: str, known: Sequence[str]) -> str:
+    import difflib
+
+    found = difflib.get_close_matches(word.lower(), known, n=1)
+    return f": did you mean {found[0]}?" if found else ""
 
 
 def _dispatch(argv: Sequence[str]) -> int:
     only = argv[0] if argv and argv[0] in COMMANDS else None
+    if argv and only is None and argv[0][:1] != "-":
+        _refuse_command(argv[0])
     parser = build_parser(only)
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        _refuse_words(args, unknown)
     if args.command is None:
         parser.print_help()
         return 0
@@ -102,10 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Without ``argv`` it is the ``edgerun`` program: it takes the process's arguments, and ends it.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that cannot show a character must not end the program.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+    _open_streams(sys.platform)
     # While things are imported and loaded, all that a collection finds is there to stay; open_llm
     # turns it on again.
     collects = gc.isenabled()
@@ -119,6 +153,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         if collects:
             gc.unfreeze()
             gc.enable()
+
+
+def _open_streams(platform: str) -> None:
+    """None of the three is None: a closed one, as after ``>&-``, reads and writes nothing. And a
+    terminal that cannot show a character does not end the program."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+        elif hasattr(stream, "reconfigure"):
+            if name != "stdin":
+                stream.reconfigure(errors="replace")
+            if platform == "win32" and not stream.isatty() and not os.environ.get(_ENCODING):
+                # Python's choice for pipes and files there is a code page of 256 characters.
+                stream.reconfigure(encoding="utf-8", newline=None if name == "stdin" else "\n")
 
 
 def _status(argv: Sequence[str]) -> int:

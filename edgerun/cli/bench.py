@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from edgerun.cli.options import add_model_options, open_llm
+from edgerun.errors import printable
 
 if TYPE_CHECKING:
     from edgerun.cli import Subparsers
@@ -42,9 +43,11 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def _count(text: str) -> int:
-    value = int(text)
+    value = int(text) if text.isascii() and text.isdigit() and len(text) < 9 else 0
     if not 1 <= value <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text} is not between 1 and 1000000")
+        raise argparse.ArgumentTypeError(
+            f"{printable(repr(text), 40)} is no number from 1 to 1000000"
+        )
     return value
 
 

@@ -29,6 +29,7 @@ def add_parser(subparsers: Subparsers) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from edgerun.amounts import size_text
     from edgerun.cli.show import to_json
 
     facts = examine()
@@ -36,7 +37,8 @@ def run(args: argparse.Namespace) -> int:
         print(to_json(facts))
         return 0
     print(f"edgerun {facts['version']} · Python {facts['python']} · {facts['platform']}")
-    print(f"memory {facts['memory']['free_gb']} GB free of {facts['memory']['total_gb']} GB")
+    memory = facts["memory"]
+    print(f"memory {size_text(memory['free'])} free of {size_text(memory['total'])}")
     print(f"architectures: {', '.join(facts['architectures'])}")
     for b in facts["backends"]:
         mark = "ok " if b["available"] else "no "
@@ -62,7 +64,7 @@ def examine() -> dict[str, Any]:
         "version": __version__,
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "memory": {"total_gb": round(vm.total / 1e9, 1), "free_gb": round(vm.available / 1e9, 1)},
+        "memory": {"total": vm.total, "free": vm.available},
         "architectures": arch.supported(),
         "backends": [_examine_backend(name) for name in BACKENDS],
         "models": str(catalog.data_dir()),

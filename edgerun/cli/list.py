@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from edgerun.amounts import size_text
+
 if TYPE_CHECKING:
     from edgerun.catalog import Entry
     from edgerun.cli import Subparsers
@@ -73,18 +75,16 @@ def _row(entry: Entry) -> list[str]:
         here = "partly"
     return [
         printable(entry.name),
-        _gigabytes(spec.size if spec else None),
-        _gigabytes(spec.memory() if spec else None),
+        _size(spec.size if spec else None),
+        _size(spec.memory() if spec else None),
         f"{spec.context // 1024}k" if spec and spec.context else "",
         here,
         _remark(entry) + (printable(spec.notes) if spec else ""),
     ]
 
 
-def _gigabytes(size: int | None) -> str:
-    if size is None:
-        return ""
-    return f"{size / 1e9:.2f} GB" if size < 9.95e9 else f"{size / 1e9:.1f} GB"
+def _size(n: int | None) -> str:
+    return "" if n is None else size_text(n)
 
 
 def _plain(entry: Entry) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def add_disk_option(p: argparse.ArgumentParser) -> None:
 
 def add_sampling_options(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("sampling")
-    g.add_argument("-n", "--max-tokens", type=int, metavar="N", help="most tokens to generate")
+    g.add_argument("-n", "--max-tokens", type=int, metavar="N", help="most tokens; -1 = no limit")
     g.add_argument("--temp", type=float, metavar="T", help="temperature; 0 = greedy (default: 0.8)")
     g.add_argument(
         "--top-k", type=int, metavar="K", help="keep the K likeliest (default: 40; 0 = all)"
@@ -191,7 +191,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 def given_params(args: argparse.Namespace) -> dict[str, Any]:
     """The fields of SamplingParams that the command line names."""
     fields = {
-        "max_tokens": args.max_tokens,
+        "max_tokens": None if args.max_tokens == -1 else args.max_tokens,  # as over HTTP
         "temperature": args.temp,
         "top_k": args.top_k,
         "top_p": args.top_p,

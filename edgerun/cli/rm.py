@@ -28,9 +28,10 @@ def run(args: argparse.Namespace) -> int:
     import sys
 
     from edgerun import catalog
+    from edgerun.amounts import size_text
     from edgerun.errors import printable
 
     for name in args.model:
         freed = catalog.remove(name)
-        print(f"removed {printable(name)}: {freed / 1e6:.1f} MB freed", file=sys.stderr)
+        print(f"removed {printable(name)}: {size_text(freed)} freed", file=sys.stderr)
     return 0

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from edgerun.amounts import size_text
 from edgerun.errors import EdgerunError, printable
 
 if TYPE_CHECKING:
@@ -114,12 +115,20 @@ def to_json(value: Any) -> str:
     return json.dumps(value, allow_nan=False).replace("\x7f", "\\u007f")
 
 
-def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
+def _console() -> type[Console]:
     from rich.console import Console
 
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise
+
+    return Quiet
+
+
+def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
     # In a pipe or a file a line stays whole: somebody may look for a path in it.
     width = None if sys.stdout.isatty() else 10_000
-    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    console = _console()(highlight=False, markup=False, emoji=False, width=width)
     parts = [("File", _general(info)), ("Hyperparameters", info["hyperparameters"])]
     parts.append(("Tokenizer", info["tokenizer"]))
     if metadata:
@@ -133,14 +142,14 @@ def _print(info: dict[str, Any], *, tensors: bool, metadata: bool) -> None:
     if info["types"]:
         table = _table("Tensor types", "type", "tensors", "parameters", "size", right=3)
         for name, t in info["types"].items():
-            table.add_row(name, str(t["tensors"]), f"{t['params']:,}", _bytes(t["bytes"]))
+            table.add_row(name, str(t["tensors"]), f"{t['params']:,}", size_text(t["bytes"]))
         console.print(table)
     _print_memory(console, info["memory"])
     if tensors and info["tensors"]:
         table = _table("Tensors", "name", "type", "shape", "size", right=2)
         for t in info["tensors"]:
             shape = " × ".join(map(str, t["shape"])) or "scalar"
-            table.add_row(printable(t["name"]), t["type"], shape, _bytes(t["nbytes"]))
+            table.add_row(printable(t["name"]), t["type"], shape, size_text(t["nbytes"]))
         console.print(table)
 
 
@@ -149,14 +158,14 @@ def _print_memory(console: Console, memory: dict[str, Any]) -> None:
         console.print(f"What fits in memory: {printable(memory['error']['message'])}", "")
         return
     title = (
-        f"What fits in memory: {_bytes(memory['free'])} of {_bytes(memory['total'])} are free, the "
-        f"weights take {_bytes(memory['weights'])}"
+        f"What fits in memory: {size_text(memory['free'])} of {size_text(memory['total'])} are "
+        f"free, the weights take {size_text(memory['weights'])}"
     )
     if memory["gpu_layers"] is not None:
         title += f"; {memory['gpu_layers']} of {memory['layers']} layers fit on the GPU"
     table = _table(title, "keys and values as", "a token", "context", "takes", "at most", right=4)
     for f in memory["kv"]:
-        cells = [_bytes(f["token_bytes"]), f"{f['n_ctx']:,}", _bytes(f["kv_bytes"])]
+        cells = [size_text(f["token_bytes"]), f"{f['n_ctx']:,}", size_text(f["kv_bytes"])]
         if not f["n_ctx"]:
             cells[1:] = ["does not fit", ""]
         table.add_row(f["kv_type"], *cells, f"{f['n_ctx_most']:,}")
@@ -188,7 +197,7 @@ def _general(info: dict[str, Any]) -> dict[str, Any]:
         "file type": info["file_type"],
         "parameters": f"{info['n_params']:,}" if info["n_params"] else None,
         "bits per weight": info["bits_per_weight"],
-        "size": _bytes(info["size"]),
+        "size": size_text(info["size"]),
         "tensors": info["n_tensors"],
         "GGUF version": info["version"],
         "runs on": _runs_on(info["fallback"]),
@@ -217,12 +226,3 @@ def _words(value: Any) -> str:
         return ", ".join(map(_words, value))
     # Files hold single precision: 1e-05, and not 9.999999747378752e-06.
     return f"{value:.7g}" if isinstance(value, float) else str(value)
-
-
-def _bytes(n: int) -> str:
-    size = float(n)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{n} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.2f} GiB"

@@ -28,6 +28,12 @@ class Body(BaseModel):
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _whole(cls, value: Any) -> Any:
+        """JSON has one kind of number: 3.0 is 3, and what is no whole number is refused."""
+        return int(value) if type(value) is float and value.is_integer() else value
+
 
 class StreamOptions(Body):
     include_usage: bool | None = None

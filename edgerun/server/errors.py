@@ -21,6 +21,7 @@ from edgerun.errors import (
     OutOfMemoryError,
     RequestError,
     printable,
+    why,
 )
 from edgerun.server.sse import JSON
 
@@ -200,6 +201,11 @@ async def _http(request: Request, error: Exception) -> Response:
     status, message = error.status_code, str(error.detail)
     if status == 404 and message == HTTPStatus(404).phrase:
         message = f"there is no {request.method} {printable(request.url.path)} here; see /docs"
+    elif status == 400 and error.__cause__ is not None:  # of FastAPI, which reads the body
+        utf8 = isinstance(error.__cause__, UnicodeDecodeError)
+        reason = "it is not UTF-8 text" if utf8 else why(error.__cause__)
+        fields = refusal(400, f"the body is not valid JSON: {reason}", "invalid_json")
+        return error_response(request.scope, 400, fields, error.headers)
     elif status == 405:
         message = f"{printable(request.url.path)} does not take {request.method}"
     return error_response(request.scope, status, refusal(status, message), error.headers)

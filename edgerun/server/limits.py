@@ -7,6 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING
 
+from edgerun.errors import printable
 from edgerun.server.errors import error_response, refusal
 
 if TYPE_CHECKING:
@@ -43,13 +44,23 @@ class Limits:
         self._app, self._options = app, options
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
+        if scope["type"] != "http" or scope["method"] in ("GET", "OPTIONS"):
             await self._app(scope, receive, send)
+            return
+        if scope["method"] == "HEAD":  # GET without its body, which the connection leaves out
+            inner = {**scope, "method": "GET"}
+            try:
+                await self._app(inner, receive, send)
+            finally:
+                scope["route"] = inner.get("route")
             return
         most = self._options.max_body
         refused = None
         body = b""
-        if _length(scope) > most:
+        if (coding := _header(scope, b"content-encoding")) not in (b"", b"identity"):
+            said = printable(coding.decode("latin-1"), 40)
+            refused = 415, f"the body is compressed ({said}): send it as it is"
+        elif _length(scope) > most:
             refused = 413, f"the body is larger than {most} bytes, the server's --max-body"
         else:
             try:
@@ -84,11 +95,13 @@ class Limits:
         return too_deep(body, self._options.max_depth)
 
 
+def _header(scope: Scope, wanted: bytes) -> bytes:
+    return next((bytes(v).strip().lower() for k, v in scope["headers"] if k == wanted), b"")
+
+
 def _length(scope: Scope) -> int:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit():
-            return int(value[:20])
-    return 0
+    value = _header(scope, b"content-length")
+    return int(value[:20]) if value.isdigit() else 0
 
 
 async def _read(receive: Receive, most: int, seconds: float) -> bytes | None:

@@ -76,6 +76,8 @@ async def models(request: Request) -> JSON:
 @router.get("/v1/models/{model:path}", responses=_ok(_MODEL, "The model."), response_class=JSON)
 async def model(request: Request, model: str) -> JSON:
     """One model."""
+    if not model:  # a slash behind the list's name
+        return await models(request)
     found = await _all(request)
     for fields in found:
         if fields["id"] == model:

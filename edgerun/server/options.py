@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 
-from edgerun.errors import RequestError
+from edgerun.errors import RequestError, printable
 
 __all__ = ["ServerOptions"]
+
+_HOST = re.compile(r"\*|[^\s/\\?#@:\[\]]+|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*")
+_ORIGIN = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://[^\s/\\?#@]+/?")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class ServerOptions:
         log_json: the log's lines are JSON objects.
 
     Raises:
-        RequestError: a number is out of range.
+        RequestError: a number is out of range, or a name or an origin is none that a client sends.
     """
 
     host: str = "127.0.0.1"
@@ -60,3 +64,16 @@ class ServerOptions:
                 )
         if any(not key.strip() for key in self.api_keys):
             raise RequestError("an API key is empty", param="api_keys")
+        for host in self.allowed_hosts:
+            if not _HOST.fullmatch(host):
+                raise RequestError(
+                    f"allowed_host must be a name or an address, without scheme and port, not "
+                    f"{printable(host)!r}",
+                    param="allowed_host",
+                )
+        for origin in self.cors_origins:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise RequestError(
+                    f"cors_origin must be * or like https://example.org, not {printable(origin)!r}",
+                    param="cors_origin",
+                )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edgerun.core import Constraint
 from edgerun.errors import GenerationError, RequestError
+from edgerun.structured.closing import closed
 from edgerun.structured.matcher import Matcher, first_line, panics
 from edgerun.structured.patterns import check_pattern
 from edgerun.structured.schema import MAX_BYTES, prepare_schema
@@ -172,7 +173,7 @@ def _grammar(c: Constraint) -> str:
 
     if c.kind in ("json_schema", "json_object"):
         source = '{"type": "object"}' if c.kind == "json_object" else c.source
-        schema = json.dumps(prepare_schema(source, c.param), ensure_ascii=False)
+        schema = json.dumps(closed(prepare_schema(source, c.param)), ensure_ascii=False)
         return LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)  # type: ignore[arg-type]
     if c.kind == "regex":
         if (why := check_pattern(c.source)) is not None:
@@ -200,7 +201,7 @@ def _embedded(lark: str, param: str) -> str:
             _, end = json.JSONDecoder().raw_decode(lark, found.end())
         except (ValueError, RecursionError) as e:
             raise RequestError(f"{param}: a %json schema is not JSON: {e}", param=param) from None
-        schema = {**prepare_schema(lark[found.end() : end], param), "x-guidance": _OPTIONS}
+        schema = {**closed(prepare_schema(lark[found.end() : end], param)), "x-guidance": _OPTIONS}
         out += [lark[at : found.end()], json.dumps(schema, ensure_ascii=False)]
         at = end
     return "".join((*out, lark[at:]))

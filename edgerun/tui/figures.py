@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from edgerun.amounts import size_text
 from edgerun.tui.conversation import Message
 from edgerun.tui.screens.help import HelpScreen, Section
-from edgerun.tui.status import bytes_text, count_text, left_out
+from edgerun.tui.status import count_text, left_out
 from edgerun.tui.text import fit, one_line
 
 if TYPE_CHECKING:
@@ -52,9 +53,9 @@ def stats(talk: Talk) -> list[Section]:
         add(model, "backend", about.backend, about.backend)
         add(model, "other runtime", about.fallback, str(about.fallback))
         add(model, "address", about.where, about.where)
-        add(model, "size", about.size, bytes_text(about.size or 0))
+        add(model, "size", about.size, size_text(about.size or 0, 2))
         add(model, "context", about.n_ctx, f"{about.n_ctx} tokens")
-    add(model, "memory", live.memory, bytes_text(live.memory or 0))
+    add(model, "memory", live.memory, size_text(live.memory or 0, 2))
     if live.acceptance is not None:
         model.append(("drafts", f"{live.acceptance:.0%} of guessed tokens were right"))
     add(model, "cached", live.cached, f"{live.cached} tokens of context kept for what comes next")

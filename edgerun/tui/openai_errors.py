@@ -16,6 +16,7 @@ from edgerun.errors import (
     ModelNotFoundError,
     RequestError,
     printable,
+    why,
 )
 
 __all__ = ["error_of", "message_of", "stream_error", "unreachable"]
@@ -108,7 +109,7 @@ def stream_error(url: str, data: Any) -> EdgerunError:
 def unreachable(url: str, error: Exception) -> EdgerunError:
     """What an error of the connection means, in people's words."""
     kind = type(error).__name__
-    said = printable(" ".join(str(error).split()), 160)
+    said = printable(why(" ".join(str(error).split())), 160)
     if kind in ("InvalidURL", "UnsupportedProtocol", "LocalProtocolError"):
         return RequestError(f"{printable(url)} is not a usable address: {said}", param="url")
     if kind in ("ConnectTimeout", "PoolTimeout"):

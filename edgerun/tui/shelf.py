@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgerun import arch, catalog
+from edgerun.amounts import size_text
 from edgerun.catalog.split import is_whole, parts
 from edgerun.errors import EdgerunError, OutOfMemoryError, RequestError, printable, why
 from edgerun.gguf import FILE_TYPES, GGUFFile
@@ -74,14 +75,14 @@ def verdict(facts: Facts, total: int, free: int, asked: int | None) -> tuple[boo
     need = facts.size + room.margin
     if facts.token_bytes is None:
         if need > free:
-            return False, f"needs {_gb(need)}, {_gb(free)} are free", False
+            return False, f"needs {size_text(need)}, {size_text(free)} are free", False
         return True, "", need > free * 0.9
     trained = facts.n_ctx or _EASY
     try:
         n_ctx = plan(room, facts.token_bytes, trained, asked, 1).n_ctx
     except OutOfMemoryError:
         need += facts.token_bytes * (asked or min(512, trained))
-        return False, f"needs {_gb(need)}, {_gb(free)} are free", False
+        return False, f"needs {size_text(need)}, {size_text(free)} are free", False
     except RequestError as e:
         return False, printable(e), False
     short = n_ctx < min(_EASY, trained)
@@ -235,7 +236,3 @@ def _real(path: Path) -> Path:
         return path.resolve()
     except OSError:
         return path
-
-
-def _gb(n: int) -> str:
-    return f"{n / 1e9:.1f} GB" if n >= 1e8 else f"{n / 1e6:.1f} MB"

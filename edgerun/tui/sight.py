@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from edgerun.tui.status import Facts, bytes_text, count_text
+from edgerun.amounts import size_text
+from edgerun.tui.status import Facts, count_text
 
 if TYPE_CHECKING:
     from edgerun.core import Usage
@@ -117,7 +118,7 @@ def loading(keeper: ModelKeeper) -> str:
     share = keeper.share
     text = f"{verb} {share:.0%}".replace("%", " %") if share is not None else verb
     speed = keeper.per_second
-    return f"{text} · {bytes_text(int(speed))}/s" if speed else text
+    return f"{text} · {size_text(int(speed), 2)}/s" if speed else text
 
 
 def notice(keeper: ModelKeeper) -> tuple[str, bool]:
@@ -131,7 +132,7 @@ def welcome(keeper: ModelKeeper) -> tuple[str, ...]:
     """Lines about the model, where nothing has been said yet."""
     about = keeper.about
     if about is not None:
-        size = f" · {bytes_text(about.size)}" if about.size else ""
+        size = f" · {size_text(about.size, 2)}" if about.size else ""
         room = f" · context {count_text(about.n_ctx)}" if about.n_ctx else ""
         lines = [f"{about.model}{size}{room}"]
         if about.where:
@@ -143,9 +144,9 @@ def welcome(keeper: ModelKeeper) -> tuple[str, ...]:
         return ("no model is there to answer",)
     name = keeper.target or "the default model"
     if keeper.stage == "pull":
-        size = f" of {bytes_text(keeper.total)}" if keeper.total else ""
+        size = f" of {size_text(keeper.total, 2)}" if keeper.total else ""
         return (
-            f"fetching {name}: {bytes_text(keeper.done)}{size}, once",
+            f"fetching {name}: {size_text(keeper.done, 2)}{size}, once",
             "write your question meanwhile; it is sent when the model is there",
         )
     return (f"loading {name}",)

@@ -11,9 +11,10 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
+from edgerun.amounts import size_text
 from edgerun.tui.text import fit, one_line, width
 
-__all__ = ["Facts", "Part", "StatusLine", "bytes_text", "count_text", "left_out", "parts", "places"]
+__all__ = ["Facts", "Part", "StatusLine", "count_text", "left_out", "parts", "places"]
 
 _GAUGE = 8
 #: From here on the gauge warns, and from there it is urgent.
@@ -69,14 +70,6 @@ def count_text(n: int) -> str:
     return f"{n / 1000:.1f}k" if n < 99_950 else f"{n / 1000:.0f}k"
 
 
-def bytes_text(n: int) -> str:
-    """Bytes in powers of ten, as catalogues and file managers write them."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n >= size:
-            return f"{n / size:.1f} {unit}" if n < 10 * size else f"{n / size:.0f} {unit}"
-    return f"{n} B"
-
-
 def left_out(n: int) -> str:
     """``1 message left out``."""
     return f"{count_text(n)} message{'s' if n > 1 else ''} left out"
@@ -124,7 +117,7 @@ def parts(f: Facts) -> list[Part]:
     if f.acceptance is not None:
         out.append(Part(f"drafts {f.acceptance:.0%}", "text", 9))
     if f.memory is not None:
-        out.append(Part(bytes_text(f.memory), "text", 8))
+        out.append(Part(size_text(f.memory, 2), "text", 8))
     return out
 
 

@@ -19,7 +19,7 @@ template <class T> constexpr bool biased() { return FUSED && T::SCALE != 1; }
 // START, if BIASED, less the zero point times the codes' sum.
 template <int ZERO, bool BIASED>
 ER_INL vi start_sum(const uint8_t* zero, const uint8_t* pair) {
-  if constexpr (ZERO == 3 && (BIASED || !START)) return bci(zero);
+  if constexpr (ZERO == 3 && (BIASED || START == 0)) return bci(zero);
   const vi start = all32(BIASED ? START : 0);
   if constexpr (ZERO < 0) return start;
   else return pair_dotb(start, all16(-(1 << (ZERO & 15))), pair);
@@ -123,7 +123,7 @@ template <class T> using Unit = typename UnitOf<T, T::NS>::type;
 
 // Whether C columns get their sums' starts from a table that all tiles share: cheaper than a product each where it serves a few.
 template <class T, int C>
-constexpr bool has_starts() { return C >= 4 && T::ZERO >= 0 && (Unit<T>::HALVES || T::ZERO != ZERO8); }
+constexpr bool has_starts() { return C >= 4 && T::ZERO >= 0 && (Unit<T>::HALVES || int(T::ZERO) != ZERO8); }
 template <int C>
 struct Started : Tiled<C> {
   const uint8_t* starts;  // int32 [halves][C]

@@ -40,7 +40,7 @@ struct Linear {
   // run, and what comes after, in one go: the bits of the single steps. False: not for so few columns, or not in this set, and
   // nothing is done. Null: never.
   bool (*run_after)(const uint8_t* w, int tiles, const uint8_t* act, int K, int M, float* out, int64_t ldo, uint8_t* scratch,
-                    const After& after);
+                    const After& after) = nullptr;
 };
 
 struct Linears {

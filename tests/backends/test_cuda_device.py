@@ -127,7 +127,7 @@ print(json.dumps([out, said, free, gpu.used(), gpu.launches]))
 
     doubled = silu_mul(4.0)
     assert out == pytest.approx([silu_mul(2.0), 0.0, doubled, doubled], rel=1e-5)
-    assert "has no 1099512 MB left" in said[0]
+    assert "has no 1.10 TB left" in said[0]
     assert said[1] == (
         "kernel few takes arguments of [8, 8, 8, 8, 4] bytes, and was given [8, 8, 8, 8]"
     )

@@ -76,9 +76,13 @@ def test_json(cli: CLI, model: Path) -> None:
     assert all(r["median"] > 0 for r in data["results"])
 
 
-@pytest.mark.parametrize("option", [("-p", "0"), ("-b", "1,x"), ("-n", "-3")])
+@pytest.mark.parametrize(
+    "option", [("-p", "0"), ("-b", "1,x"), ("-b", ""), ("-n", "-3"), ("-n", "9" * 5000)]
+)
 def test_bad_numbers(cli: CLI, option: tuple[str, str]) -> None:
-    assert cli("bench", *option).status == 2
+    r = cli("bench", *option)
+    assert r.status == 2
+    assert "is no number from 1 to 1000000" in r.err
 
 
 def test_missing_model(cli: CLI) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.gguf_build import random_model
 
 import edgerun.cli
 from edgerun import __version__
@@ -100,6 +103,65 @@ def test_usage_errors(argv: list[str], capsys: pytest.CaptureFixture[str]) -> No
     assert err.endswith(" --help\n")
     assert "\x1b" not in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["rnu", "hi"], "there is no command 'rnu': did you mean run?; see edgerun --help"),
+        (["xyzzy"], "there is no command 'xyzzy'; see edgerun --help"),
+        (["./m.gguf"], 'as in edgerun run -m ./m.gguf "Hello"; see edgerun --help'),
+        (["--versoin"], "no option --versoin: did you mean --version?; see edgerun --help"),
+        (["run", "--temprature", "0", "hi"], "--temprature: did you mean --temp?; see edgerun run"),
+        (["run", "hi", "--temp", "0", "you"], "'you' has no place here"),
+        (["serve", "m.gguf"], "'m.gguf' has no place here: did you mean -m m.gguf?; see"),
+        (["list", "x"], "'x' has no place here; see edgerun list --help"),
+    ],
+)  # fmt: skip
+def test_a_slip_is_told_what_was_meant(
+    argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as e:
+        edgerun.cli.main(argv)
+    assert e.value.code == 2
+    err = capsys.readouterr().err
+    assert said in err
+    assert err.count("\n") == 1
+
+
+def test_pipes_speak_utf8_on_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Python's own choice is a code page and carriage returns."""
+
+    def streams(platform: str) -> tuple[bytes, str]:
+        out = io.BytesIO()
+        typed = io.BytesIO("漢\r\n".encode())
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed, encoding="cp1252"))
+        for name in ("stdout", "stderr"):
+            wrapped = io.TextIOWrapper(out, encoding="cp1252", newline="\r\n")
+            monkeypatch.setattr(sys, name, wrapped)
+        edgerun.cli._open_streams(platform)
+        sys.stdout.write("é漢\n")
+        sys.stdout.flush()
+        return out.getvalue(), sys.stdin.read()
+
+    monkeypatch.delenv("PYTHONIOENCODING", raising=False)
+    assert streams("win32") == ("é漢\n".encode(), "漢\n")
+    assert streams("linux")[0] == b"\xe9?\r\n"  # as it was set up, and no error
+    monkeypatch.setenv("PYTHONIOENCODING", "cp1252")
+    assert streams("win32")[0] == b"\xe9?\r\n"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="descriptors")
+@pytest.mark.parametrize(
+    "closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"], ids=["in", "out", "err", "all"]
+)
+def test_closed_streams_read_and_write_nothing(closed: str) -> None:
+    line = shlex.join([*EDGERUN, "doctor", "--json"])
+    done = subprocess.run(
+        f"{line} {closed}", shell=True, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert (">&-" in closed.split()) != ('"backends"' in done.stdout)
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -197,10 +259,12 @@ def test_ctrl_c_during_a_pull_leaves_no_traceback(home: Path) -> None:
 
 
 @pytest.mark.skipif(os.name != "posix", reason="pipes")
-def test_a_closed_pipe_is_quiet() -> None:
+@pytest.mark.parametrize("command", ["list", "show"])
+def test_a_closed_pipe_is_quiet(command: str, tmp_path: Path) -> None:
+    args = [command] if command == "list" else [command, str(random_model(tmp_path / "m.gguf"))]
     read, write = os.pipe()
     os.close(read)
-    run = subprocess.run([*EDGERUN, "list"], stdout=write, stderr=subprocess.PIPE, text=True)
+    run = subprocess.run([*EDGERUN, *args], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert run.returncode == 141
     assert run.stderr == ""

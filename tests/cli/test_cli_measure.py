@@ -132,7 +132,7 @@ def test_doctor(cli: CLI) -> None:
     assert found["cpu"]["facts"]["isa"] in found["cpu"]["facts"]["isas"].split()
     assert found["cpu"]["facts"]["threads"] >= 1
     assert "llama" in facts["architectures"]
-    assert 0 < facts["memory"]["free_gb"] <= facts["memory"]["total_gb"]
+    assert 0 < facts["memory"]["free"] <= facts["memory"]["total"]
     plain = cli("doctor")
     assert plain.status == 0
     assert f"isa {found['cpu']['facts']['isa']}" in plain.out

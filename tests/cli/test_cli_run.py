@@ -133,6 +133,7 @@ def test_options_reach_the_sampler(cli: CLI, model: Path, tmp_path: Path) -> Non
     assert cli(*base, "-n", "1").out == "Hello"
     assert cli(*base, "--stop", "ld").out == "Hello wör"
     assert cli(*base, "-n", "0").out == ""
+    assert cli(*base, "-n", "-1").out == "Hello wörld!"
     assert len(cli(*base, "--ignore-eos", "-n", "9").out) > len("Hello wörld!")
     full = cli(*base, "--ignore-eos", "-n", "99", "--ctx", "40", "--json")
     on = cli(*base, "--ignore-eos", "-n", "99", "--ctx", "40", "--json", "--context-shift")
@@ -168,12 +169,13 @@ def test_errors_are_one_line(cli: CLI, model: Path, tmp_path: Path) -> None:
     assert "missing.gguf" in one_line_error(cli(*run, "-m", tmp_path / "missing.gguf"))
     assert "not a GGUF file" in one_line_error(cli(*run, "-m", html))
     assert one_line_error(cli(*run, "-m", tmp_path))
+    assert "is not a regular file" in one_line_error(cli(*run, "-m", os.devnull))
     one = [*run, "-m", model]
     for option, value, word in [
         ("--temp", "nan", "temperature"),
         ("--temp", "-7", "temperature"),
         ("--top-p", "2", "top_p"),
-        ("-n", "-1", "max_tokens"),
+        ("-n", "-2", "max_tokens"),
         ("--ctx", "0", "n_ctx"),
         ("--ctx", "3", "the context holds 3"),
         ("--threads", "0", "threads"),

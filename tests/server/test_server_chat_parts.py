@@ -6,6 +6,7 @@ from typing import Any, cast
 
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import ValidationError
 
 from edgerun.chat import ChatOptions, ToolCall, ToolCallDelta
 from edgerun.core import Chunk, Completion, FinishReason, SamplingParams, Timings, Usage
@@ -103,6 +104,16 @@ def test_tools() -> None:
     assert parsed(tools=[TOOL], parallel_tool_calls=False).options.parallel_tool_calls is False
     assert parsed(tool_choice="none").options.tool_choice == "none"
     assert parsed(tools=[]).options.tool_choice == "auto"
+
+
+def test_whole_numbers_may_have_a_point() -> None:
+    asked = parsed(max_tokens=3.0, seed=2.0, temperature=1, n=1.0, top_k=1e1)
+    params = asked.params
+    assert [params.max_tokens, params.seed, params.n, params.top_k] == [3, 2, 1, 10]
+    assert all(type(x) is int for x in (params.max_tokens, params.seed, params.n, params.top_k))
+    for wrong in (3.5, True, "3", float("inf"), 1e999):
+        with pytest.raises(ValidationError):
+            parsed(max_tokens=wrong)
 
 
 def test_functions_become_tools() -> None:

@@ -126,6 +126,8 @@ def test_origins() -> None:
     for bad in ("https://evil.example", "null", "http://good.example", "http://localhost.evil", ""):
         assert not origin_allowed(bad, "box.lan:8080", options), bad
     assert origin_allowed("https://any.example", None, ServerOptions(cors_origins=("*",)))
+    extension = "chrome-extension://abcdef"
+    assert origin_allowed(extension, None, ServerOptions(cors_origins=(extension,)))
 
 
 def test_preflight_needs_no_key(locked: Endpoint) -> None:
@@ -203,6 +205,23 @@ def test_bodies_that_are_no_objects(server: Endpoint, text: str | bytes) -> None
     assert response.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("text", "headers", "status", "code", "said"),
+    [
+        ('{"a": "\xe9"}'.encode("latin-1"), {}, 400, "invalid_json", "it is not UTF-8 text"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", {}, 400, "invalid_json", "4300"),
+        (b"\x1f\x8b", {"content-encoding": "gzip"}, 415, "unsupported_media_type", "(gzip)"),
+    ],
+)
+def test_what_is_wrong_with_a_body_is_said(
+    server: Endpoint, text: bytes, headers: dict[str, str], status: int, code: str, said: str
+) -> None:
+    response = server.client.post(PATH, content=text, headers=headers)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, code)
+    assert said in error["message"]
+
+
 def test_odd_values_of_good_json(server: Endpoint) -> None:
     for body in (
         '{"model":"scripted","messages":[{"role":"user","content":"\\ud800"}]}',
@@ -266,6 +285,18 @@ def test_unknown_routes_and_methods(server: Endpoint) -> None:
     assert wrong.json()["error"]["code"] == "method_not_allowed"
 
 
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/v1/models", "/v1/models/scripted", "/v2/no", PATH]
+)
+def test_head_is_get_without_the_body(server: Endpoint, path: str) -> None:
+    """As ``wget --spider`` and ``curl -I`` ask, over one connection."""
+    head, get = server.client.head(path), server.client.get(path)
+    assert head.content == b""
+    assert head.status_code == get.status_code
+    kept = ("content-type", "content-length", "allow")
+    assert [head.headers.get(k) for k in kept] == [get.headers.get(k) for k in kept]
+
+
 def test_models(server: Endpoint) -> None:
     listed = server.client.get("/v1/models").json()
     assert listed["object"] == "list"
@@ -275,6 +306,7 @@ def test_models(server: Endpoint) -> None:
     assert first["context_length"] == first["meta"]["n_ctx"] == 512
     assert set(first["meta"]) >= {"n_ctx", "n_ctx_train", "n_params", "size", "ftype"}
     assert server.client.get("/v1/models/scripted").json() == first
+    assert server.client.get("/v1/models/").json() == listed
     missing = server.client.get("/v1/models/org/none")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "model_not_found"

@@ -167,7 +167,7 @@ def test_patterns(tree: Path) -> None:
     [
         ("photo.png", "not text"),
         ("latin.txt", "not UTF-8 text"),
-        ("big.log", "too large, at most 1000 kB"),
+        ("big.log", "too large, at most 1.0 MB"),
         ("gone.txt", "no such file or directory"),
         ("README.md", ""),
     ],

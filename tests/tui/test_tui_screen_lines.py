@@ -77,7 +77,7 @@ def test_searched_words_are_marked_where_they_stand() -> None:
 
 def test_sizes_times_and_dates_are_short() -> None:
     assert [size(n) for n in (None, 0, 98_362_432, 999_600_000, 4_920_000_000, 142 * 10**9)] == [
-        "", "0 kB", "98 MB", "1.0 GB", "4.9 GB", "142 GB",
+        "", "0 B", "98 MB", "1.0 GB", "4.9 GB", "142 GB",
     ]  # fmt: skip
     assert [rate(s) for s in (None, 0.2, 61, 600, 9000)] == ["", "1 s", "61 s", "10 min", "2 h"]
     noon = time.mktime((2026, 3, 9, 12, 0, 0, 0, 0, -1))

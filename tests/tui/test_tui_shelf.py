@@ -53,7 +53,7 @@ def test_the_catalogue_is_there_before_anything_is_pulled(place: Path) -> None:
     assert "default" in tiny.notes
     large = found["mistral-small3.2-24b"]
     assert large.fits is False
-    assert large.why == "needs 15.4 GB, 8.0 GB are free"
+    assert large.why == "needs 15.4 GB, 8.00 GB are free"
     assert large.runs
 
 
@@ -131,7 +131,7 @@ def test_verdicts_follow_the_plan() -> None:
     assert verdict(facts, 8 * GB, 4_900_000_000, None) == (True, "context 1k", True)
     assert verdict(facts, 8 * GB, 4 * GB, None)[0] is False
     assert verdict(facts, 32 * GB, 7 * GB, 30_000) == (
-        False, "needs 9.0 GB, 7.0 GB are free", False,
+        False, "needs 9.00 GB, 7.00 GB are free", False,
     )  # fmt: skip
     assert verdict(Facts(GB), 8 * GB, 4 * GB, None) == (True, "", False)
     assert verdict(Facts(5 * GB), 8 * GB, 4 * GB, None)[0] is False

@@ -12,7 +12,7 @@ from edgerun.tui.composer.box import fitting
 from edgerun.tui.keeper import ModelKeeper
 from edgerun.tui.partner import About
 from edgerun.tui.sight import loading, notice, welcome
-from edgerun.tui.status import Facts, bytes_text, count_text, parts, places
+from edgerun.tui.status import Facts, count_text, parts, places
 
 ALL = Facts(
     model="qwen3-0.6b",
@@ -99,9 +99,6 @@ def test_nothing_of_a_server_reaches_the_terminal_raw() -> None:
 def test_numbers() -> None:
     assert [count_text(n) for n in (0, 9999, 10_000, 99_949, 123_456)] == [
         "0", "9999", "10.0k", "99.9k", "123k",
-    ]  # fmt: skip
-    assert [bytes_text(n) for n in (999, 1500, 92_000_000, 9_940_000_000, 12e9)] == [
-        "999 B", "1.5 kB", "92 MB", "9.9 GB", "12 GB",
     ]  # fmt: skip
 
 

@@ -13,12 +13,13 @@ from textual.containers import Vertical
 from textual.message import Message
 from textual.timer import Timer
 
+from edgerun.amounts import size_text
 from edgerun.tui.composer import files
 from edgerun.tui.composer.area import Area
 from edgerun.tui.composer.chips import Chip, Chips
 from edgerun.tui.composer.complete import Item, Wanted, commands_for, values_for, wanted
 from edgerun.tui.composer.popup import Popup
-from edgerun.tui.status import bytes_text, count_text
+from edgerun.tui.status import count_text
 from edgerun.tui.text import width
 
 if TYPE_CHECKING:
@@ -253,7 +254,7 @@ class Composer(Vertical):
                 continue
             n = await self._tokens(f)
             tokens = f" · {count_text(n)} tokens" if n is not None else ""
-            chips.append(Chip("file", f"{f.path}  {bytes_text(f.size)}{tokens}", f.path))
+            chips.append(Chip("file", f"{f.path}  {size_text(f.size, 2)}{tokens}", f.path))
         self._files = tuple(chips)
         self.chips.show((*self._notes, *self._files))
 

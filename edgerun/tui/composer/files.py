@@ -11,6 +11,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from edgerun.amounts import size_text
+
 __all__ = ["MAX_BYTES", "Found", "Listing", "Mention", "expand", "mentions", "quoted", "read"]
 
 #: A larger file is refused: a megabyte is a quarter of a million tokens.
@@ -93,7 +95,7 @@ def read(path: str, base: Path) -> Found:
         if not where.is_file():
             return Found(path, refusal="not a file")
         if size > MAX_BYTES:
-            return Found(path, refusal=f"too large, at most {MAX_BYTES // 1000} kB", size=size)
+            return Found(path, refusal=f"too large, at most {size_text(MAX_BYTES, 2)}", size=size)
         data = where.read_bytes()
     except OSError as e:
         return Found(path, refusal=(e.strerror or "cannot be read").lower())

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len, chop_cells, set_cell_size
 
+from edgerun.amounts import size_text
 from edgerun.tui.text import clean as safe
 
 __all__ = [
@@ -137,11 +138,7 @@ def mark(text: str, words: Sequence[str], style: str = "", matched: str = "match
 
 def size(n: int | None) -> str:
     """Bytes as people say them: ``270 MB``, ``4.7 GB``; nothing for None."""
-    if n is None:
-        return ""
-    if n < 999_500_000:
-        return f"{n / 1e6:.0f} MB" if n >= 999_500 else f"{n / 1e3:.0f} kB"
-    return f"{n / 1e9:.1f} GB" if n < 99.95e9 else f"{n / 1e9:.0f} GB"
+    return "" if n is None else size_text(n, 2)
 
 
 def rate(seconds: float | None) -> str:
