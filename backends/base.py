@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,7 @@ __all__ = [
     "KVPool",
     "Memory",
     "Ops",
+    "Packed",
     "Program",
     "RawTensor",
     "Role",
@@ -93,6 +94,18 @@ class Memory:
     free: int
 
 
+class Packed(NamedTuple):
+    """A batch's numbers side by side, int32: tokens, positions, row_start, n_past, outputs and
+    pages; how many there are; and the first position behind the last."""
+
+    ints: array[int]
+    n_tokens: int
+    n_rows: int
+    n_outputs: int
+    max_pages: int
+    end: int
+
+
 @dataclass(frozen=True, eq=False)
 class Batch:
     """One step's work, packed. A row is a sequence with n >= 1 query tokens: a prefill chunk, a
@@ -108,8 +121,8 @@ class Batch:
         outputs: int32 [n_outputs], ascending indexes into ``tokens`` whose logits are wanted.
         want_best: whether :attr:`Program.best` is wanted as well.
         given: what :meth:`Ops.given` gives, float32 [n_tokens, width].
-        packed: of a batch that :meth:`pack` made, int32: tokens, positions, row_start, n_past,
-            outputs and pages, one behind another; and the first position behind the last.
+        packed: of a batch that :meth:`pack` made. Its arrays are views of that, made when the
+            first of them is asked for.
     """
 
     tokens: I32
@@ -120,15 +133,38 @@ class Batch:
     outputs: I32
     want_best: bool = False
     given: F32 | None = None
-    packed: tuple[array[int], int] | None = field(default=None, init=False)
+    packed: Packed | None = field(default=None, init=False)
 
     @property
     def n_tokens(self) -> int:
-        return len(self.tokens)
+        return len(self.tokens) if self.packed is None else self.packed.n_tokens
 
     @property
     def n_rows(self) -> int:
-        return len(self.n_past)
+        return len(self.n_past) if self.packed is None else self.packed.n_rows
+
+    @property
+    def n_outputs(self) -> int:
+        return len(self.outputs) if self.packed is None else self.packed.n_outputs
+
+    def __getattr__(self, name: str) -> I32:
+        """One of the arrays, of a packed batch whose views are not made yet."""
+        packed: Packed | None = self.__dict__.get("packed")
+        if packed is None or name not in Batch.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        ints = np.frombuffer(packed.ints, np.int32)
+        n, rows = packed.n_tokens, packed.n_rows
+        sizes = (n, n, rows + 1, rows, packed.n_outputs)
+        at, views = 0, []
+        for size in sizes:
+            views.append(ints[at : at + size])
+            at += size
+        self.__dict__.update(
+            zip(("tokens", "positions", "row_start", "n_past", "outputs"), views, strict=True),
+            pages=ints[at:].reshape(rows, packed.max_pages),
+        )
+        found: I32 = self.__dict__[name]
+        return found
 
     @classmethod
     def pack(
@@ -158,24 +194,12 @@ class Batch:
             n_past.append(past)
             pages += held
             pages += [-1] * (most - len(held))
-        # One array for all is made in a third of the time of six.
-        parts = (tokens, positions, starts, n_past, outputs, pages)
-        packed = array("i", [*tokens, *positions, *starts, *n_past, *outputs, *pages])
-        ints = np.frombuffer(packed, np.int32)
-        at, views = 0, []
-        for part in parts:
-            views.append(ints[at : at + len(part)])
-            at += len(part)
-        batch = cls(
-            tokens=views[0],
-            positions=views[1],
-            row_start=views[2],
-            n_past=views[3],
-            pages=views[5].reshape(len(n_past), most),
-            outputs=views[4],
-            want_best=want_best,
-        )
-        object.__setattr__(batch, "packed", (packed, end))
+        # One array for all is made in a third of the time of six, and steps go by: a frozen
+        # dataclass sets each field with a call, and the views are seldom looked at.
+        ints = array("i", [*tokens, *positions, *starts, *n_past, *outputs, *pages])
+        packed = Packed(ints, len(tokens), len(n_past), len(outputs), most, end)
+        batch = object.__new__(cls)
+        batch.__dict__.update(want_best=want_best, given=None, packed=packed)
         return batch
 
 

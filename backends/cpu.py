@@ -337,26 +337,27 @@ class CPUProgram(base.Program):
     def _read(self, batch: base.Batch) -> None:
         """Show the native code the batch's numbers, which lie side by side, or are put so: that
         costs less than asking six arrays for their addresses."""
-        packed, end = batch.packed or self._packed(batch)
+        ints, n_tokens, n_rows, n_outputs, max_pages, end = batch.packed or self._packed(batch)
         self._reach(end)
-        n_tokens, n_rows, n_outputs = len(batch.tokens), len(batch.n_past), len(batch.outputs)
-        at, view = packed.buffer_info()[0], self._view
+        at, view = ints.buffer_info()[0], self._view
         view.tokens, view.positions = at, at + 4 * n_tokens
         view.row_start = at = at + 8 * n_tokens
         view.n_past = at = at + 4 * n_rows + 4
         view.outputs = at = at + 4 * n_rows
         view.pages = at + 4 * n_outputs
         view.n_tokens, view.n_rows, view.n_outputs = n_tokens, n_rows, n_outputs
-        view.max_pages, view.want_best = batch.pages.shape[1], batch.want_best
+        view.max_pages, view.want_best = max_pages, batch.want_best
 
-    def _packed(self, b: base.Batch) -> tuple[array[int], int]:
+    def _packed(self, b: base.Batch) -> base.Packed:
         parts = (b.tokens, b.positions, b.row_start, b.n_past, b.outputs, b.pages.reshape(-1))
         if len(parts[1]) != len(parts[0]) or len(parts[2]) != len(parts[3]) + 1:
             raise BackendError("the batch's arrays disagree in length")
         # Held until the next step: the native code copies it when that begins.
         ints = np.concatenate(parts, dtype=np.int32, casting="same_kind")
         self._ints = array("i", ints.tobytes())
-        return self._ints, int(b.positions.max(initial=0)) + 1
+        end = int(b.positions.max(initial=0)) + 1
+        counts = len(b.tokens), len(b.n_past), len(b.outputs), b.pages.shape[1]
+        return base.Packed(self._ints, *counts, end)
 
     def _reach(self, n_pos: int) -> None:
         """Have the rope tables hold ``n_pos`` positions."""

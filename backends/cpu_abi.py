@@ -115,6 +115,12 @@ def native() -> ctypes.CDLL:
         for name, (restype, argtypes) in _SIGNATURES.items():
             fn = getattr(so, name)
             fn.restype, fn.argtypes = restype, argtypes
+        # These keep the interpreter's lock: a look takes less than getting that back may.
+        quick = ctypes.PyDLL(so._name, handle=so._handle)
+        for name in ("er_program_logits", "er_program_best", "er_program_logits_stride"):
+            fn = getattr(quick, name)
+            fn.restype, fn.argtypes = _SIGNATURES[name]
+            setattr(so, name, fn)
     except AttributeError as e:
         raise BackendUnavailableError(f"the CPU library lacks {e}: reinstall edgerun") from None
     mirrors = (Instr, BatchView, RopeTable, Prologue, LinearOut)

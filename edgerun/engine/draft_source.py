@@ -51,12 +51,14 @@ class Draft(NamedTuple):
         origins: how many of the tokens came from which source, in order, where that is not the
             drafter itself.
         account: where the cost of verifying it is charged, if it is limited.
+        priced: it is as long as pays, and may be charged, where its row is the step.
     """
 
     tokens: tuple[int, ...] = ()
     probs: tuple[float, ...] = ()
     origins: tuple[tuple[str, int], ...] = ()
     account: Account | None = None
+    priced: bool = False
 
 
 class Drafter(Protocol):

@@ -156,7 +156,7 @@ class Engine:
         out = 0
         for r in rows:
             n_out = 1 + len(r.draft) if r.wants else 0
-            self._advance(r, scores.part(out, out + n_out))
+            self._advance(r, scores if len(rows) == 1 else scores.part(out, out + n_out))
             out += n_out
         self._timed(rows, batch.n_tokens, time.perf_counter() - start)
 

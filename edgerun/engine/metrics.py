@@ -130,7 +130,7 @@ class Counters:
     def __init__(self) -> None:
         self.finished = {str(r): 0 for r in FinishReason}
         self.prompt_tokens = self.cached_tokens = self.generated_tokens = 0
-        self.drafts: dict[str, DraftCount] = {}
+        self.drafts: dict[str, list[int]] = {}  # drafted and accepted
         self.steps = self.step_tokens = self.preemptions = 0
         self.step_seconds = 0.0
         self._times = [0] * (len(STEP_BOUNDS) + 1)
@@ -145,8 +145,12 @@ class Counters:
         """The first ``accepted`` of ``drafted`` tokens were right; ``origins`` drafted them."""
         for source, n in origins:
             n, right = min(n, drafted), min(n, accepted)
-            old = self.drafts.get(source, DraftCount())
-            self.drafts[source] = DraftCount(old.drafted + n, old.accepted + right)
+            count = self.drafts.get(source)
+            if count is None:
+                self.drafts[source] = [n, right]
+            else:
+                count[0] += n
+                count[1] += right
             drafted, accepted = drafted - n, accepted - right
 
     def snapshot(self, **now: Any) -> Metrics:
@@ -156,7 +160,7 @@ class Counters:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             generated_tokens=self.generated_tokens,
-            drafts=dict(self.drafts),
+            drafts={source: DraftCount(*n) for source, n in list(self.drafts.items())},
             steps=self.steps,
             step_tokens=self.step_tokens,
             step_seconds=self.step_seconds,

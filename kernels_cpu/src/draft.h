@@ -8,9 +8,9 @@
 
 namespace er {
 
-// Two sources propose a token: the longest matches of the text's end, and the copy under way. Every emitted token scores
-// what each would have said, drafted or not, so their odds are learned without trying. The likelier one is drafted.
-// Out of memory it falls silent: no drafts, nothing fails.
+// Two sources propose a token: the matches of the text's end, and the copy under way. Every emitted token scores what each
+// would have said, drafted or not, so their odds are learned without trying. The likelier one is drafted. Out of memory it
+// falls silent: no drafts, nothing fails.
 class Draft {
  public:
   static constexpr int kMost = 31;
@@ -38,8 +38,11 @@ class Draft {
     int32_t token = 0;
     int cell = -1;
   };
-  Guess vote(const Candidates& c) const;
+  // The token that matches go on with; and the next one where they count, as ids of records do.
+  Guess said_after(const Candidates& c) const;
+  bool counted(const Candidates& c, int32_t* next) const;
   void emit(int32_t token);
+  void go_on(Candidates& c, Copy::Place& place, const Ahead& ahead) const;
 
   DraftText text_;
   Candidates match_;  // of the text's end

@@ -16,6 +16,8 @@ class Odds {
   static int copy_cell(int run) { return kCopy + length_class(run); }
   static int edit_cell(int seen, bool inside) { return kEdit + 3 * inside + (seen < 3 ? seen : 3) - 1; }
   static int gap_cell(int gap) { return kGap + gap - 1; }
+  // A count that goes on.
+  static int count_cell() { return kCount; }
   static constexpr int kMostGap = 2;
 
   double probability(int cell) const {
@@ -35,7 +37,7 @@ class Odds {
   }
 
  private:
-  enum { kCopy = 36, kEdit = kCopy + 9, kGap = kEdit + 6, kCells = kGap + kMostGap };
+  enum { kCopy = 36, kEdit = kCopy + 9, kGap = kEdit + 6, kCount = kGap + kMostGap, kCells };
   static constexpr double kPriorWeight = 8, kDecay = 0.98, kMost = 0.995;
   // The bias starts low: a wrong draft costs more than a missed one, and most new texts repeat little.
   static constexpr double kBiasStart = -1.5, kBiasRate = 0.1, kBiasMost = 4;
@@ -65,7 +67,9 @@ class Odds {
       // an edit's first token, seen once, twice, more often; its other tokens
       .32, .78, .96, .55, .75, .90,
       // one and two tokens after a mismatch
-      .39, .17};
+      .39, .17,
+      // a count
+      .9};
 
   double hits_[kCells] = {}, tries_[kCells] = {};
   double bias_ = kBiasStart, odds_against_ = 4.4816890703380645;  // exp(-kBiasStart)

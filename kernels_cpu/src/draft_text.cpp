@@ -27,6 +27,7 @@ bool DraftText::append(int32_t token) {
   if (n_ >= n_slots_ * kLoad && !grow_slots()) return false;
   tokens_[n_] = token;
   before_[n_] = 0;
+  if (token > highest_) highest_ = token;
   if (n_++) link(n_ - 2);
   return true;
 }
@@ -57,42 +58,51 @@ bool DraftText::grow_slots() {
 }
 
 void DraftText::link(int32_t i) {
-  slots_[n_slots_ + int32_t(token_slot(i))] = i + 1;
+  slots_[n_slots_ + int32_t(token_slot(tokens_[i]))] = i + 1;
   if (!i) return;
-  int32_t& newest = slots_[pair_slot(i)];
+  int32_t& newest = slots_[pair_slot(tokens_[i - 1], tokens_[i])];
   before_[i] = newest;
   newest = i + 1;
 }
 
-Candidates DraftText::match() const {
+Candidates DraftText::match(const Ahead& ahead) const {
   Candidates c;
+  const int32_t last = n_ + ahead.n_given + ahead.n - 1;
   if (n_ < 2) return c;
-  const int32_t last = n_ - 1;
+  const auto token = [&](int32_t i) { return i < n_ ? tokens_[i] : ahead[i - n_]; };
+  const int32_t end = token(last);
   c.len = 1;
-  int32_t i = slots_[pair_slot(last)] - 1;
+  int32_t i = slots_[pair_slot(token(last - 1), end)] - 1;
   for (int tried = 0; i >= 0 && tried < Candidates::kMost; tried++, i = before_[i] - 1) {
     int len = 0;
-    while (len < kLongest && len <= i && tokens_[i - len] == tokens_[last - len]) len++;
+    while (len < kLongest && len <= i && tokens_[i - len] == token(last - len)) len++;
     if (len < 2) continue;  // another bigram of the same slot
-    if (len > c.len) {
-      c.len = len;
-      c.n = 0;
-    }
-    if (len == c.len) c.at[c.n++] = i + 1;
+    if (len > c.len) c.len = len;
+    c.at[c.n] = i + 1;
+    c.same[c.n++] = len;
   }
   if (c.n) return c;
-  i = slots_[n_slots_ + int32_t(token_slot(last))] - 1;
-  if (i >= 0 && tokens_[i] == tokens_[last]) c.at[c.n++] = i + 1;
-  else c.len = 0;
+  i = slots_[n_slots_ + int32_t(token_slot(end))] - 1;
+  if (i >= 0 && tokens_[i] == end) {
+    c.at[c.n] = i + 1;
+    c.same[c.n++] = 1;
+  } else {
+    c.len = 0;
+  }
   return c;
 }
 
 void DraftText::follow(Candidates& c, int32_t token) const {
   int kept = 0;
-  for (int i = 0; i < c.n; i++)
-    if (c.at[i] < n_ && tokens_[c.at[i]] == token) c.at[kept++] = c.at[i] + 1;
+  c.len = 0;
+  for (int i = 0; i < c.n; i++) {
+    if (tokens_[c.at[i]] != token || c.at[i] + 1 == n_) continue;
+    const int32_t same = c.same[i] < kLongest ? c.same[i] + 1 : kLongest;
+    if (same > c.len) c.len = same;
+    c.at[kept] = c.at[i] + 1;
+    c.same[kept++] = same;
+  }
   c.n = kept;
-  if (c.len < kLongest) c.len++;
 }
 
 }  // namespace er

@@ -22,19 +22,25 @@ def fed(prompt, emitted=()):
     return d
 
 
-def longest_matches(text):
-    """What followed the longest matches of the text's end among the last 8 places that have its
-    last two tokens, the newest first; else what last followed its last token."""
-    places = [i for i in range(len(text) - 1, 1, -1) if text[i - 2 : i] == text[-2:]][:8]
+def said_after(text, ahead=()):
+    """What may follow the text and ``ahead``, of equal say: the next of a count, if the newest
+    three places with the same last four tokens count; else what followed the longest matches, the
+    newest first, among the last 8 places with the same last two; else what last followed the last
+    one."""
+    whole = [*text, *ahead]
+    places = [i for i in range(len(text) - 1, 1, -1) if text[i - 2 : i] == whole[-2:]][:8]
     same = {}
     for i in places:
         n = 0
-        while n < min(i, 64) and text[i - 1 - n] == text[-1 - n]:
+        while n < min(i, 64) and text[i - 1 - n] == whole[-1 - n]:
             n += 1
         same[i] = n
+    a, b, c = ([text[i] for i in places if same[i] >= 4] + [0, 0, 0])[:3]
+    if a != b and a - b == b - c and 0 <= 2 * a - b <= max(text) and min(a, b, c):
+        return [2 * a - b]
     if places:
         return [text[i] for i in places if same[i] == max(same.values())]
-    return [text[i] for i in range(len(text) - 1, 0, -1) if text[i - 1] == text[-1]][:1]
+    return [text[i] for i in range(len(text) - 1, 0, -1) if text[i - 1] == whole[-1]][:1]
 
 
 def test_first_token_is_what_most_of_the_longest_matches_say():
@@ -42,14 +48,53 @@ def test_first_token_is_what_most_of_the_longest_matches_say():
     asked = 0
     for trial in range(400):
         size = rng.choice((3, 12, 200))
-        text = [rng.randrange(size) for _ in range(rng.randrange(2, 60))]
+        text = [1 + rng.randrange(size) for _ in range(rng.randrange(2, 60))]
         if trial % 2:  # repeats with errors
-            text += [t if rng.random() < 0.9 else rng.randrange(size) for t in text]
-        said = longest_matches(text)
+            text += [t if rng.random() < 0.9 else 1 + rng.randrange(size) for t in text]
+        said = said_after(text)
         got = fed(text).draft(1).tokens
         assert got == ((max(said, key=said.count),) if said else ())
         asked += len(said) > 1
     assert asked > 25
+
+
+def test_where_no_copy_leads_on_a_draft_is_matched_as_if_it_had_been_said():
+    rng = random.Random(8)
+    asked = 0
+    for _ in range(4000):
+        text = [1 + rng.randrange(9) for _ in range(rng.randrange(8, 30))]
+        given = rng.choices(text, k=rng.randrange(3))
+        got = fed(text).draft(5, given).tokens
+        assert bool(got) == bool(said_after(text, given))
+        for i, token in enumerate(got):
+            said = said_after(text, [*given, *got[:i]])
+            assert token == max(said, key=said.count)
+            asked += len([*given, *got[:i]]) > 0 and len(said) > 1
+    assert asked > 100
+
+
+@pytest.mark.parametrize("step", [1, -1, 10])
+def test_a_count_goes_on(step):
+    def line(k):
+        return [1, 2, 3, 4, 500 + step * k, 5, 6, 7]
+
+    d = fed([900, *line(0), *line(1), *line(2), 1, 2])
+    assert d.draft(3).tokens == (3, 4, 500 + 3 * step)
+    for k in range(3, 6):
+        d.extend(line(k)[2:5])
+        d.extend([5, 6, 7, 1, 2])
+    assert d.draft(3).tokens == (3, 4, 500 + 6 * step)
+    assert d.draft(3).probs[2] > 0.8
+    d.extend([3, 4, 777, 5, 6, 7, 1, 2])  # it does not
+    assert d.draft(3).tokens[2] in (777, 500 + 5 * step)
+
+
+def test_a_count_stays_among_the_ids_of_the_text():
+    """Whatever is drafted is computed: it must be a token."""
+    d = fed([t for k in range(3) for t in (1, 2, 3, 4, 500 + k)] + [1, 2, 3, 4])
+    assert d.draft(1).tokens[0] in (500, 501, 502)
+    d = fed([t for k in range(3) for t in (11, 12, 13, 14, 8 - 4 * k)] + [11, 12, 13, 14])
+    assert d.draft(1).tokens[0] in (0, 4, 8)
 
 
 def test_copy_is_drafted_to_its_end_and_grows_surer():
@@ -129,7 +174,7 @@ def test_any_ids_are_safe():
         for _ in range(rng.randrange(60)):
             draft = d.draft(rng.choice((0, 1, 31, 1000)), rng.choices(wild, k=rng.randrange(3)))
             assert len(draft.tokens) == len(draft.probs) <= MOST
-            assert set(draft.tokens) <= set(wild)
+            assert all(t in wild or 0 <= t < 2**31 for t in draft.tokens)
             d.extend(rng.choices(wild, k=rng.randrange(5)))
 
 

@@ -121,7 +121,10 @@ class NgramDrafter:
             n = self._propose(self._handle, None, 0, most, at, widest - 1, allowance, *self._at)
         else:
             n = self._propose(self._handle, None, 0, most, None, 0, 0.0, *self._at)
-        return Draft(tuple(self._tokens[:n]), tuple(self._odds[:n])) if n else _NOTHING
+        if not n:
+            return _NOTHING
+        priced = self._costs is not None and not after
+        return Draft(tuple(self._tokens[:n]), tuple(self._odds[:n]), priced=priced)
 
     @property
     def n_bytes(self) -> int:

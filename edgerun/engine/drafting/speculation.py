@@ -15,6 +15,10 @@ from edgerun.engine.sampling.constraint import TokenConstraint
 __all__ = ["AccountedDrafter", "Speculation", "TimedProgram"]
 
 
+#: Steps whose costs are learned together.
+_AT_ONCE = 8
+
+
 class Speculation:
     """Makes drafters for an engine's sequences and shares its steps among them.
 
@@ -45,6 +49,12 @@ class Speculation:
     def widths(self, drafts: Sequence[Draft], n_base: int) -> list[int]:
         """How many tokens of each draft to verify; see
         :data:`~edgerun.engine.draft_source.Widths`."""
+        if n_base == 1 and len(drafts) == 1 and drafts[0].priced:  # as in most steps
+            draft = drafts[0]
+            length = len(draft.tokens)
+            if draft.account is not None:
+                draft.account.charge = self.costs(1 + length) - 1.0
+            return [length]
         widest = n_base + sum([len(d.tokens) for d in drafts])
         shares = share(drafts, n_base, self.costs.up_to(widest))
         for d, s in zip(drafts, shares, strict=True):
@@ -74,7 +84,7 @@ class AccountedDrafter:
         draft = self._source.draft(most)
         if not draft.tokens:
             return draft
-        return Draft(draft.tokens, draft.probs, draft.origins, self._account)
+        return Draft(draft.tokens, draft.probs, draft.origins, self._account, draft.priced)
 
 
 class TimedProgram(Program):
@@ -86,6 +96,7 @@ class TimedProgram(Program):
         self._program = program
         self._costs = costs
         self._ended = 0.0  # the last step that was started
+        self._taken: list[tuple[int, float]] = []  # steps to learn from
 
     def width(self, most: int) -> int:
         return self._program.width(most)
@@ -94,9 +105,19 @@ class TimedProgram(Program):
         start = time.perf_counter()
         logits = self._program.run(batch)
         self.best = self._program.best
-        if len(batch.outputs) == batch.n_tokens:  # a part of a prompt has fewer logits
-            self._costs.observe(batch.n_tokens, time.perf_counter() - start)
+        if batch.n_outputs == batch.n_tokens:  # a part of a prompt has fewer logits
+            self._learn(batch.n_tokens, time.perf_counter() - start)
         return logits
+
+    def _learn(self, width: int, seconds: float) -> None:
+        """Note what a step took. Several are learned from at once: between two steps nothing of
+        this is in the caches, and the first takes longer than the others together."""
+        taken = self._taken
+        taken.append((width, seconds))
+        if len(taken) >= _AT_ONCE:
+            for step in taken:
+                self._costs.observe(*step)
+            taken.clear()
 
     def start(self, batch: Batch, after: Started | None = None) -> Started:
         behind = after.step if isinstance(after, _TimedStep) else after
@@ -105,7 +126,7 @@ class TimedProgram(Program):
     def ended(self, width: int, began: float) -> None:
         """A step that was started ``began`` is over. It took the time since the one before."""
         now = time.perf_counter()
-        self._costs.observe(width, now - max(began, self._ended))
+        self._learn(width, now - max(began, self._ended))
         self._ended = now
 
 
