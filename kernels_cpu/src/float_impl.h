@@ -86,6 +86,14 @@ static void rope(const float* x, int head_dim, int n_rot, bool interleaved, cons
     store(out + from, sub(mul(p, c), mul(q, s)));
     store(out + h + from, add(mul(q, c), mul(p, s)));
   }
+#if defined(__AVX512F__)
+  for (; interleaved && from + 16 <= h; from += 16) {
+    v16 p, q;
+    split_pairs(x + 2 * from, p, q);
+    const v16 c = load(cs + from), s = load(cs + h + from);
+    join_pairs(out + 2 * from, sub(mul(p, c), mul(q, s)), add(mul(q, c), mul(p, s)));
+  }
+#endif
   for (int i = from; i < h; i++) {
     const float p = x[i * a], q = x[i * a + b], c = cs[i], s = cs[h + i];
     out[i * a] = p * c - q * s;
