@@ -195,6 +195,9 @@ static void quantize_tile(const float* v, int64_t ld, int K, uint8_t* tile) {
   for (int b = 0; b < nb; b++) {
     uint8_t* rec = tile + size_t(b) * (C * REC);
     alignas(64) float tops[C];
+    if (b + 3 < nb)
+      ER_UNROLL for (int c = 0; c < C; c++)
+        for (int i = 0; i < 32; i += 16) __builtin_prefetch(v + c * ld + (b + 3) * 32 + i, 0, 3);
     if (!quantize_across(v + b * 32, ld, rec, tops))
       for (int c = 0; c < C; c++) quantize_first(v + c * ld + b * 32, tops[c], C, c, rec);
     squares = add(squares, mul(ldf(tops), ldf(tops)));

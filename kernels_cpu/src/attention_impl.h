@@ -143,11 +143,21 @@ static void finish_head(const KvShape& s, const float* tot, const float* lt, flo
   if (s.type == KV_Q4R) rotate(out, s.head_dim);
 }
 
+// Lines of a query that other threads have written and of its result, which they have read.
+ER_INL void fetch_query(const AttnJob& job, int q) {
+  const int64_t tok = q / job.group, head = job.kv_head * job.group + q % job.group;
+  for (int d = 0; d < job.kv.head_dim; d += 16) {
+    __builtin_prefetch(job.q + tok * job.ld_q + head * job.kv.head_dim + d, 0, 3);
+    __builtin_prefetch(job.out + tok * job.ld_out + head * job.kv.head_dim + d, 1, 2);
+  }
+}
+
 template <class E> static void attend_tile(const AttnJob& job, int q0, int n) {
   const KvShape& s = job.kv;
   Tile t = carve(job.scratch, n, s.head_dim, s.v_dim);
   blocks(n, [&](auto size, int i0) {
     for (int i = 0; i < size.v; i++) {
+      if (n > QUERY_BLOCK && i0 + i + QUERY_BLOCK < n) fetch_query(job, q0 + i0 + i + QUERY_BLOCK);
       const int q = q0 + i0 + i, tok = q / job.group, head = job.kv_head * job.group + q % job.group;
       op_scale(job.q + tok * job.ld_q + head * s.head_dim, job.scale, s.head_dim, t.row);
       E::put_query(t.row, s.head_dim, size.v, i, t.q + size_t(i0) * s.v_dim);

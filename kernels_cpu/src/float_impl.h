@@ -80,7 +80,21 @@ static void op_softcap(float* x, int n, float cap) {
 
 static void rope(const float* x, int head_dim, int n_rot, bool interleaved, const float* cs, float* out) {
   const int h = n_rot / 2, a = interleaved ? 2 : 1, b = interleaved ? 1 : h;
-  for (int i = 0; i < h; i++) {
+  int from = 0;
+  for (; !interleaved && from + 16 <= h; from += 16) {
+    const v16 p = load(x + from), q = load(x + h + from), c = load(cs + from), s = load(cs + h + from);
+    store(out + from, sub(mul(p, c), mul(q, s)));
+    store(out + h + from, add(mul(q, c), mul(p, s)));
+  }
+#if defined(__AVX512F__)
+  for (; interleaved && from + 16 <= h; from += 16) {
+    v16 p, q;
+    split_pairs(x + 2 * from, p, q);
+    const v16 c = load(cs + from), s = load(cs + h + from);
+    join_pairs(out + 2 * from, sub(mul(p, c), mul(q, s)), add(mul(q, c), mul(p, s)));
+  }
+#endif
+  for (int i = from; i < h; i++) {
     const float p = x[i * a], q = x[i * a + b], c = cs[i], s = cs[h + i];
     out[i * a] = p * c - q * s;
     out[i * a + b] = q * c + p * s;

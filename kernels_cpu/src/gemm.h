@@ -140,7 +140,7 @@ static void two_tiles(const Gemm& g, const Pair& w, const uint8_t* act, int K, i
   const int nt = (M + BLOCK_C - 1) / BLOCK_C;
   const size_t act_tile = col_tile_bytes(K, BLOCK_C);
   const bool any = seconds.start[K / 32] > 0;
-  if (any) memset(sums.second, 0, size_t(M + 1) * 2 * VB);
+  if (any && !grouped(M)) memset(sums.second, 0, size_t(M + 1) * 2 * VB);
   for (int k0 = 0, kn; k0 < K; k0 += kn) {
     kn = slice_of(K, k0);
     const int blocks = kn / 32;

@@ -175,23 +175,32 @@ static void block(const uint8_t* slice, const uint8_t* act, int nb, float* fo, b
   block_of<Q, 16>(slice, act, nb, fo, first, ahead);
 }
 
-// f of the columns of a group, `columns` long, += its sums, [half][tile][column]. w: the block's slice record, g: the group's.
+// f of the first n columns of group g += its sums, [half][tile][column]. w: the block's slice record.
 template <class Q>
-ER_INL void add_group(float* fo, const int32_t (*sums)[2][16][R], const uint8_t* w, const uint8_t* g, const Second* columns, int n) {
-  for (int c = 0; c < n; c++) {
-    float* const o = fo + size_t(columns[c].column) * 2 * R;
-    const Tiled<BLOCK_C> a{g + c * 4};
-    vf f[1][2] = {{ldf(o), ldf(o + R)}};
+ER_INL void add_group(float* fo, const int32_t (*sums)[2][16][R], const uint8_t* w, const uint8_t* g, int n) {
+  enum { C = 4 };
+  const uint32_t* const columns = (const uint32_t*)(g + BLOCK_C * REC);
+#pragma GCC unroll 1
+  for (int c0 = 0; c0 < n; c0 += C) {
+    const Tiled<BLOCK_C> a{g + c0 * 4};
+    float* o[C];
+    vf f[C][2];
+    ER_EACH {
+      const uint32_t column = columns[c0 + c];
+      const __mmask16 old = column & FIRST ? 0 : 0xffff;
+      o[c] = fo + size_t(column & ~FIRST) * 2 * R;
+      for (int q = 0; q < 2; q++) f[c][q] = _mm512_maskz_loadu_ps(old, o[c] + q * R);
+    }
     steps<0, Q::HALVES + 1>([&](auto half) __attribute__((always_inline)) {
-      vi sum[1][2];
-      for (int q = 0; q < 2; q++) {
-        sum[0][q] = ldi(sums[half.v][q][c]);
-        if constexpr (Q::BIASED) sum[0][q] = add32(sum[0][q], all32(START));
+      vi sum[C][2];
+      ER_EACH for (int q = 0; q < 2; q++) {
+        sum[c][q] = ldi(sums[half.v][q][c0 + c]);
+        if constexpr (Q::BIASED) sum[c][q] = add32(sum[c][q], all32(START));
       }
-      add_scaled<Q, 1>(f, sum, w + (16 + half.v * 6) * VB, a);
+      add_scaled<Q, C>(f, sum, w + (16 + half.v * 6) * VB, a);
     });
-    add_minimums<Q, 1>(f, w, a);
-    for (int q = 0; q < 2; q++) stf(o + q * R, f[0][q]);
+    add_minimums<Q, C>(f, w, a);
+    ER_EACH for (int q = 0; q < 2; q++) stf(o[c] + q * R, f[c][q]);
   }
 }
 
@@ -199,13 +208,13 @@ ER_INL void add_group(float* fo, const int32_t (*sums)[2][16][R], const uint8_t*
 template <class Q>
 static void second_blocks(const uint8_t* w, const Seconds& s, const uint8_t*, int b0, int nb, float* fo, uint32_t) {
   enum { RECORD = slice_record<Q::HALVES>(), BEHIND = Q::HALVES ? 1 : 2 };
-  struct Part { const uint8_t *w, *g; const Second* columns; int n; } parts[BEHIND];
+  struct Part { const uint8_t *w, *g; int n; } parts[BEHIND];
   alignas(64) int32_t sums[2][2][16][R];  // of both halves or of two groups
   const uint8_t* g = s.records + size_t(s.group[b0]) * GROUP;
   int k = 0;
   const auto add = [&](int k) __attribute__((always_inline)) {
     const Part& p = parts[k % BEHIND];
-    add_group<Q>(fo, sums + k % BEHIND, p.w, p.g, p.columns, p.n);
+    add_group<Q>(fo, sums + k % BEHIND, p.w, p.g, p.n);
   };
   const auto products = [&](auto pair, const uint8_t* w, const uint8_t* a, bool store) __attribute__((always_inline)) {
     int32_t (*const to)[16][R] = sums[pair.v];
@@ -218,9 +227,10 @@ static void second_blocks(const uint8_t* w, const Seconds& s, const uint8_t*, in
       if (Q::HALVES || k % 2 == 0) products(Int<0>{}, w, g, k >= BEHIND);
       if (Q::HALVES || k % 2) products(Int<1>{}, Q::HALVES ? w + 8 * VB : w, Q::HALVES ? g + 16 : g, k >= BEHIND);
       if (k >= BEHIND) add(k - BEHIND);
-      parts[k % BEHIND] = {w, g, s.all + i, n};
-      for (int c = 0; c < n; c++)
-        for (int q = 0; q < 2; q++) __builtin_prefetch(fo + (size_t(s.all[i + c].column) * 2 + q) * R, 1, 3);
+      parts[k % BEHIND] = {w, g, n};
+      const uint32_t* const columns = (const uint32_t*)(g + BLOCK_C * REC);
+      ER_UNROLL for (int c = 0; c < 16; c++)
+        for (int q = 0; q < 2; q++) __builtin_prefetch(fo + (size_t(columns[c] & ~FIRST) * 2 + q) * R, 1, 3);
     }
   if (k > 0) store_sums<0>(sums[0][0], sums[0][1]);
   if (Q::HALVES ? k > 0 : k > 1) store_sums<1>(sums[1][0], sums[1][1]);

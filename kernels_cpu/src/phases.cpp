@@ -74,6 +74,8 @@ void Program::quantize_tokens(const Instr& in, int n, int t0, int t1, uint8_t* c
   const int width = in.pre.width;
   const bool as_it_is = !computes(in.pre);
   for (int t = t0; t < t1 && !as_it_is; t++) {
+    if (t + 1 < n) bring(token(in.pre.a, t + 1), width);
+    if (t + 1 < n && in.pre.b >= 0) bring(token(in.pre.b, t + 1), width);
     prologue(in.pre, t, lane);
     memcpy(result(lane) + int64_t(t - t0) * width, lane.value, sizeof(float) * width);
     if (in.pre.sum >= 0) memcpy(token(in.pre.sum, t), lane.sum, sizeof(float) * width);
@@ -258,6 +260,11 @@ void Program::rope_kv(const Instr& in, const Job& job, int thread) {
   Lane& lane = lanes_[thread];
   const int heads = in.n_heads + in.n_kv, hd = in.head_dim;
   each_token(job.batch.n_tokens, thread, [&](int t) {
+    if (t + 1 < job.batch.n_tokens) {
+      bring(token(in.q, t + 1), int64_t(in.n_heads) * hd);
+      bring(token(in.k, t + 1), int64_t(in.n_kv) * hd);
+      bring(token(in.v, t + 1), int64_t(in.n_kv) * hd);
+    }
     for (int h = 0; h < in.n_heads; h++) rotate_head(in, job, t, h, lane, token(in.out, t) + h * hd);
     for (int h = in.n_heads; h < heads; h++) store_head(in, job, t, h - in.n_heads, rotate_head(in, job, t, h, lane, result(lane)));
   });

@@ -2,7 +2,8 @@
 // thread makes its own index of an operand once and uses it for every tile.
 //   int32 start[K / 32 + 1] | bytes has[M + 1] | Second[...], those of block b being start[b] .. start[b + 1], columns ascending
 // For the tile multiplier (gemm_amx.h), which takes sixteen columns, copies of the records follow:
-//   int32 group[K / 32 + 1] | records of 16 columns each, those of block b being group[b] .. group[b + 1], the last filled up with zeros
+//   int32 group[K / 32 + 1] | groups of 16 records and uint32 column[16], those of block b being group[b] .. group[b + 1]
+// The last one of a block is filled up with zeros for column M. FIRST is set in a column's first one, whose sum starts there.
 #pragma once
 #include "act_q8.h"
 
@@ -19,7 +20,8 @@ struct Seconds {
   const int32_t* group;
   const uint8_t* records;
 };
-enum { GROUP = BLOCK_C * REC };
+enum { GROUP = BLOCK_C * (REC + 4), SECONDS_AHEAD = 12 };  // records on their way while one is copied
+constexpr uint32_t FIRST = 0x80000000;
 
 ER_INL size_t seconds_start_bytes(int K) { return (size_t(K / 32 + 1) * 4 + 63) / 64 * 64; }
 ER_INL size_t seconds_has_bytes(int M) { return (size_t(M) + 64) / 64 * 64; }
@@ -34,30 +36,51 @@ ER_INL Seconds seconds_at(const uint8_t* p, int K, int M) {
   return {(const int32_t*)p, has, (const Second*)all, (const int32_t*)group, group + seconds_start_bytes(K)};
 }
 
+// A record of zeros fills up a group of columns.
+alignas(64) static const uint8_t no_second[64] = {};
+
 // One column's record to column c of a group.
 ER_INL void put_second(const uint8_t* one, uint8_t* group, int c) {
   memcpy(group + c * 32, one, 32);
   for (int i = 0; i < 4; i++) memcpy(group + BLOCK_C * (32 + 4 * i) + c * 4, one + 32 + 4 * i, 4);
 }
-static void group_seconds(const uint8_t* act, int nb, const Seconds& s) {
+static void group_seconds(const uint8_t* act, int nb, int M, const Seconds& s) {
+  enum { COLUMN = BLOCK_C * REC };
   int32_t* group = (int32_t*)s.group;
   uint8_t* to = (uint8_t*)s.records;
+  const Second* const end = s.all + s.start[nb];
+  const uint32_t spare = uint32_t(M) | FIRST;
   group[0] = 0;
   for (int b = 0; b < nb; b++) {
-    const int n = s.start[b + 1] - s.start[b], groups = (n + BLOCK_C - 1) / BLOCK_C;
-    group[b + 1] = group[b] + groups;
-    if (n % BLOCK_C) memset(to + (groups - 1) * GROUP, 0, GROUP);
-    for (int i = 0; i < n; i++) put_second(act + s.all[s.start[b] + i].at, to + i / BLOCK_C * GROUP, i % BLOCK_C);
-    to += groups * GROUP;
+    const int n = s.start[b + 1] - s.start[b];
+    group[b + 1] = group[b] + (n + BLOCK_C - 1) / BLOCK_C;
+    const Second* one = s.all + s.start[b];
+    for (int i = 0; i < n; i += BLOCK_C, to += GROUP) {
+      int c = 0;
+      for (; c < BLOCK_C && i + c < n; c++, one++) {
+        const uint8_t* next = act + (one + SECONDS_AHEAD < end ? one + SECONDS_AHEAD : one)->at;
+        __builtin_prefetch(next, 0, 3);
+        __builtin_prefetch(next + REC - 1, 0, 3);
+        put_second(act + one->at, to, c);
+        memcpy(to + COLUMN + c * 4, &one->column, 4);
+      }
+      for (; c < BLOCK_C; c++) {
+        put_second(no_second, to, c);
+        memcpy(to + COLUMN + c * 4, &spare, 4);
+      }
+    }
   }
 }
 
 static void index_seconds(const uint8_t* act, int K, int M, uint8_t* p) {
   const int C = tile_cols(M), nb = K / 32;
   const Seconds s = seconds_at(p, K, M);
+  const uint32_t first = grouped(M) ? FIRST : 0;
   int32_t* next = (int32_t*)p;  // first the counts, one place on; then where each block's next one goes
   memset(next, 0, size_t(nb + 1) * 4);
   for (int m = 0; m < M; m++) {
+    // Other threads wrote most of them, each to lines of its own.
+    if (m + SECONDS_AHEAD < M) __builtin_prefetch(second_of(act, K, C, m + SECONDS_AHEAD), 0, 3);
     const int32_t* list = (const int32_t*)second_of(act, K, C, m);
     ((uint8_t*)s.has)[m] = list[0] > 0;
     for (int i = 1; i <= list[0]; i++) next[list[i] + 1]++;
@@ -69,15 +92,12 @@ static void index_seconds(const uint8_t* act, int K, int M, uint8_t* p) {
     const int32_t* list = (const int32_t*)second;
     const size_t records = size_t(second - act) + second_index_bytes(K);
     for (int i = 1; i <= list[0]; i++)
-      ((Second*)s.all)[next[list[i]]++] = {uint32_t(m), uint32_t(records + size_t(i - 1) * REC)};
+      ((Second*)s.all)[next[list[i]]++] = {i == 1 ? m | first : uint32_t(m), uint32_t(records + size_t(i - 1) * REC)};
   }
   for (int b = nb; b > 0; b--) next[b] = next[b - 1];
   next[0] = 0;
-  if (grouped(M)) group_seconds(act, nb, s);
+  if (grouped(M)) group_seconds(act, nb, M, s);
 }
-
-// A record of zeros fills up a group of columns.
-alignas(64) static const uint8_t no_second[64] = {};
 
 // Where C columns' codes and numbers lie in a record of a tile, and in records of one column each.
 template <int C>

@@ -70,6 +70,18 @@ ER_INL v16 load_i32(const int32_t* p) { return {_mm512_cvtepi32_ps(_mm512_loadu_
 ER_INL v16 load_bf16(const uint16_t* p) {
   return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)), 16))};
 }
+// Thirty-two floats as those at even places and those at odd ones, and back.
+ER_INL void split_pairs(const float* p, v16& even, v16& odd) {
+  const __m512 x = _mm512_loadu_ps(p), y = _mm512_loadu_ps(p + 16);
+  const __m512i at = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+  even.a = _mm512_permutex2var_ps(x, at, y);
+  odd.a = _mm512_permutex2var_ps(x, _mm512_add_epi32(at, _mm512_set1_epi32(1)), y);
+}
+ER_INL void join_pairs(float* p, v16 even, v16 odd) {
+  const __m512i at = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  _mm512_storeu_ps(p, _mm512_permutex2var_ps(even.a, at, odd.a));
+  _mm512_storeu_ps(p + 16, _mm512_permutex2var_ps(even.a, _mm512_add_epi32(at, _mm512_set1_epi32(8)), odd.a));
+}
 #elif defined(__AVX2__)
 struct v16 { __m256 a, b; };
 ER_INL v16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
