@@ -75,13 +75,14 @@ def code_for(
 
 
 @pytest.mark.parametrize("san", ["asan", "tsan"])
-def test_sanitizers_have_nothing_to_say(san: str) -> None:
+@pytest.mark.parametrize("t", TYPES, ids=lambda t: T(t).name)
+def test_sanitizers_have_nothing_to_say(t: int, san: str) -> None:
     code = _CODE.format(
-        sizes=_SIZES, types=TYPES, san=san, names=(), folder=str(simt.KERNELS), fault=False
+        sizes=_SIZES, types=(t,), san=san, names=(), folder=str(simt.KERNELS), fault=False
     )
-    done = simt.sanitized(san, code, timeout=1800 if ALL else 250)
+    done = simt.sanitized(san, code, timeout=250)
     assert not done.stderr.strip(), done.stderr[:3000]
-    assert done.stdout.split() == [w for t in TYPES for w in ("done", str(t))]
+    assert done.stdout.split() == ["done", str(t)]
 
 
 def test_a_read_past_the_tokens_is_found() -> None:
