@@ -20,7 +20,16 @@ from edgerun.backends.cuda_device import Arena, Device
 from edgerun.backends.cuda_driver import open_device
 from edgerun.backends.cuda_kv import CudaKVPool
 from edgerun.backends.cuda_launch import repack
-from edgerun.backends.cuda_lowered import TILE, Attend, Embed, Lowered, Matrix, Mixture, Vector
+from edgerun.backends.cuda_lowered import (
+    TILE,
+    Attend,
+    Embed,
+    Lowered,
+    Matrix,
+    Mixture,
+    Prologue,
+    Vector,
+)
 from edgerun.backends.cuda_program import CudaProgram
 from edgerun.backends.cuda_recorder import lower
 from edgerun.backends.recorder import Recorder
@@ -137,13 +146,15 @@ class CudaBackend(base.Backend):
         """See the base class.
 
         Raises:
-            UnsupportedModelError: heads are longer, or experts more, than the kernels take.
+            UnsupportedModelError: heads are longer, experts more, or rows of another width than
+                the kernels take.
         """
         assert isinstance(kv, CudaKVPool)
         recorder = Recorder()
         forward(recorder)
         lowered = lower(recorder)
         _check_experts(lowered)
+        _check_rows(lowered)
         longest = max((x.spec.head_dim for x in lowered.ops if isinstance(x, Attend)), default=0)
         if longest > cuda_attention.MAX_HEAD_DIM:
             raise UnsupportedModelError(
@@ -156,6 +167,19 @@ class CudaBackend(base.Backend):
 
     def close(self) -> None:
         self._close()
+
+
+def _check_rows(lowered: Lowered) -> None:
+    """Rows between products are read and written eight values at a time."""
+    for op in lowered.ops:
+        if isinstance(op, Prologue):
+            norms = [n.weight.size for n in (op.norm, op.norm_y) if n]
+            odd = next((n for n in (op.width, *norms) if n % 8), None)
+            if odd is not None:
+                raise UnsupportedModelError(
+                    f"rows of {odd} values: the cuda backend takes multiples of 8; "
+                    "use --backend cpu"
+                )
 
 
 def _check_experts(lowered: Lowered) -> None:

@@ -101,7 +101,8 @@ class Device(abc.ABC):
 
     @abc.abstractmethod
     def upload(self, address: int, data: npt.NDArray[Any]) -> None:
-        """Copy a C-contiguous array there. Pinned memory must not change until a wait."""
+        """Copy a C-contiguous array there. Pinned memory must not change until a wait; other
+        memory has been read when this returns."""
 
     @abc.abstractmethod
     def download(self, data: npt.NDArray[Any], address: int) -> None:

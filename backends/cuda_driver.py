@@ -115,7 +115,7 @@ class CudaDevice(Device):
         self._configs: dict[Any, Any] = {}
         self._checked: set[str] = set()
         self._allocated: set[int] = set()
-        self._pinned: list[int] = []
+        self._pinned: dict[int, int] = {}  # address -> bytes
         self._graphs: list[Any] = []
         self._closed = False
 
@@ -165,15 +165,17 @@ class CudaDevice(Device):
         status, address = self._driver.cuMemAllocHost(nbytes)
         if int(status):
             raise OutOfMemoryError(f"no {size_text(nbytes)} of memory for copies to {self.name}")
-        self._pinned.append(int(address))
+        self._pinned[int(address)] = nbytes
         return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(int(address)))
 
     def upload(self, address: int, data: npt.NDArray[Any]) -> None:
         self._enter()
-        if data.nbytes:
-            self._check(
-                self._driver.cuMemcpyHtoDAsync(address, data.ctypes.data, data.nbytes, self._handle)
-            )
+        if not data.nbytes:
+            return
+        source = data.ctypes.data
+        self._check(self._driver.cuMemcpyHtoDAsync(address, source, data.nbytes, self._handle))
+        if not any(at <= source < at + n for at, n in self._pinned.items()):
+            self.sync()  # where the GPU reads pageable memory itself, it may do so later
 
     def download(self, data: npt.NDArray[Any], address: int) -> None:
         self.fetch(data, address)

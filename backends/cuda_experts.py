@@ -24,11 +24,11 @@ MOST_EXPERTS, MOST_USED = 1024, 32
 WORD, TILE = 32, 8
 #: Most tokens of a step whose products read each tile of weights once, and most tokens an expert
 #: has on average where such a product is still the quicker one.
-_FEW_TOKENS, _FEW_COLUMNS = 16, 8
+_FEW_TOKENS, FEW_COLUMNS = 16, 8
 #: A type whose kernel for two column tiles would not fit its registers: Q5_1.
 _SINGLE = {7}
 #: Tokens an expert has on average from which on blocks take 64 of them.
-_MANY_COLUMNS = 48
+MANY_COLUMNS = 48
 
 
 def most_items(n: int, experts: Choice, columns: int) -> int:
@@ -87,13 +87,13 @@ def product(
         wide, file, rows = 1, "fmm", 2 * shared
         block = (32, warps, shared)
         name = f"fmm_experts<{ggml_type}>"
-    elif n <= _FEW_TOKENS or average <= _FEW_COLUMNS:
+    elif n <= _FEW_TOKENS or average <= FEW_COLUMNS:
         wide = min(most, 1 if n <= TILE or ggml_type in _SINGLE else 2)
         file, rows = "qmm", shared
         block = (32, warps, shared)
         name = f"qmm_experts<{ggml_type},{wide}>"
     else:
-        narrow = average < _MANY_COLUMNS or ggml_type in cuda_weights.NARROW_TYPES
+        narrow = average < MANY_COLUMNS or ggml_type in cuda_weights.NARROW_TYPES
         wide = min(most, 4 if narrow else 8)
         file, rows = "qgemm", cuda_weights.GEMM_WARPS
         block = (32, cuda_weights.GEMM_WARPS, 1)

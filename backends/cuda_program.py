@@ -115,6 +115,7 @@ class CudaProgram(base.Program):
         # Padded steps leave their ids here, for the next step and on their way to the host.
         self._named = device.alloc(4 * MOST_PADDED)
         self._fetched = device.pinned(8 * MOST_PADDED).view(np.int32).reshape(2, MOST_PADDED)
+        self._states = [device.pinned(4)] * 2  # given ones, of every other step
         self._n_started = 0
         self._under_way: deque[Mark] = deque()  # of steps that nobody waited for
         self._carried: _Started | None = None  # whose ids lie in _named
@@ -270,7 +271,11 @@ class CudaProgram(base.Program):
             width = self._lowered.buffers[self._given].width
             if batch.given is None or batch.given.shape != (batch.n_tokens, width):
                 raise BackendError(f"this program begins with states of {width} values a token")
-            states = np.ascontiguousarray(batch.given, np.float32)
+            half, n = self._steps % 2, 4 * batch.given.size
+            if len(self._states[half]) < n:
+                self._states[half] = self._device.pinned(2 * n)
+            states = self._states[half][:n].view(np.float32)
+            states[:] = batch.given.reshape(-1)
             self._device.upload(plan.addresses.buffers[self._given], states)
 
     def _go(self, plan: _Plan) -> None:

@@ -1,16 +1,21 @@
-"""What a GPU must get right before its speed is worth a word: products of every type, every
-architecture's fixture, quantized pages, the same bits for any step."""
+"""What a GPU must get right before its speed is worth a word: products of every type, experts,
+attention, every architecture's fixture, pages, the same bits for any step."""
 
 from __future__ import annotations
 
 import dataclasses
+import os
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from _blocks import blocks
+from _gpu_run import Case, Row
 
 from edgerun.backends import cuda_experts
 from edgerun.backends.base import (
@@ -31,10 +36,27 @@ from edgerun.gguf import GGMLType, dequantize, row_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))
-from helpers.runner import Runner  # noqa: E402
+from helpers.runner import Runner, check_pages  # noqa: E402
 
-#: What was tried, and what is wrong with it; None = nothing.
-Verdict = tuple[str, str | None]
+#: A backend of its own for each case, so that closing it frees the memory.
+Open = Callable[[], CudaBackend]
+#: Widths of a step around every change of kernels.
+WIDTHS = (1, 3, 8, 9, 16, 17, 40, 64, 65, 100)
+
+
+def verdict(case: str, bad: Sequence[str]) -> Row:
+    """A row that says whether a case is right, and all that is wrong with it."""
+    return {"case": case, "ok": not bad, **({"bad": "; ".join(bad)} if bad else {})}
+
+
+def other_bits(found: npt.NDArray[Any], wanted: npt.NDArray[Any], what: str) -> list[str]:
+    """What is wrong with results that must have the same bits: how many, and the first."""
+    wrong = np.argwhere(found.view(np.uint32) != wanted.view(np.uint32))
+    if not len(wrong):
+        return []
+    at = tuple(wrong[0].tolist())
+    values = f"first {list(at)}: {found[at]} for {wanted[at]}"
+    return [f"{what} have other bits in {len(wrong)} of {found.size} values, {values}"]
 
 
 def product_kernels() -> list[str]:
@@ -46,6 +68,21 @@ def product_kernels() -> list[str]:
         for n in (1, 9, 40, 400):
             names.append(cuda_experts.product(kind, 1, 256, n, Choice(2, 8)).shape.name)
     return list(dict.fromkeys(names))
+
+
+def compile_all(opened: Open, names: Sequence[str]) -> Iterator[Case]:
+    """Kernels, some at a time: compiled once on a machine, so this may take minutes or nothing."""
+    some = 2 * (os.cpu_count() or 1)
+
+    def act(names: Sequence[str]) -> Iterator[Row]:
+        backend = opened()
+        start = time.perf_counter()
+        backend.device.load(names)
+        yield {"kernels": len(names), "seconds": time.perf_counter() - start}
+        backend.close()
+
+    for i in range(0, len(names), some):
+        yield names[i], partial(act, names[i : i + some])
 
 
 def weight(kind: int, rows: int, k: int, key: str = "w", seed: int = 0) -> RawTensor:
@@ -145,78 +182,148 @@ class Mixed(Prepared):
 
 
 def experts(
-    backend: CudaBackend, width: int = 256, n_ff: int = 256, n_ids: int = 400
-) -> Iterator[Verdict]:
+    opened: Open, kinds: Sequence[int], width: int = 256, n_ff: int = 256, n_ids: int = 400
+) -> Iterator[Case]:
     """Experts of each type, and each width of a step against one."""
-    spec = Experts(8, 2, n_ff, normalize=True)
-    for kind in LINEAR_TYPES:
-        m = Mixed(backend, kind, spec, width, n_ids)
+
+    def act(kind: int) -> Iterator[Row]:
+        backend = opened()
+        m = Mixed(backend, kind, Experts(8, 2, n_ff, normalize=True), width, n_ids)
         found, expected = m.run(range(n_ids)), m.expected()
-        error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
-        bad = None if error < (1e-4 if kind in FLOAT_TYPES else 2e-2) else f"error {error:.1e}"
-        for n in (1, 3, 8, 9, 16, 17, 40, 64, 65, 100):
-            if n < n_ids and not np.array_equal(
-                m.run(range(n)).view(np.uint32), found[:n].view(np.uint32)
-            ):
-                bad = f"{n} tokens have other bits than {n_ids}"
-        yield f"experts {GGMLType(kind).name}", bad
+        bad = _too_far(found, expected, 1e-4 if kind in FLOAT_TYPES else 2e-2)
+        for n in (n for n in WIDTHS if n < n_ids):
+            bad += other_bits(m.run(range(n)), found[:n], f"{n} tokens")
+        yield verdict(f"experts {GGMLType(kind).name}", bad)
+        backend.close()
+
+    for kind in kinds:
+        yield GGMLType(kind).name, partial(act, kind)
 
 
 def products(
-    backend: CudaBackend, rows: int = 272, ks: tuple[int, ...] = (256, 1280)
-) -> Iterator[Verdict]:
+    opened: Open, kinds: Sequence[int], rows: int = 272, ks: tuple[int, ...] = (256, 1280)
+) -> Iterator[Case]:
     """Each type against float64 over the decoded blocks, and each width of a step against one."""
-    for kind in LINEAR_TYPES:
+
+    def act(kind: int, k: int) -> Iterator[Row]:
+        backend = opened()
+        w = weight(kind, rows, k)
+        p = Product(backend, w, 150)
+        values = dequantize(w.data, GGMLType(kind)).astype(np.float64)
+        found = p.run(range(150))
+        # activations are rounded to int8; float types multiply as they are
+        most = 1e-5 if kind in FLOAT_TYPES else 6e-3
+        bad = _too_far(found, p.table.astype(np.float64) @ values.reshape(rows, k).T, most)
+        for n in WIDTHS:
+            bad += other_bits(p.run(range(n)), found[:n], f"{n} tokens")
+        yield verdict(f"product {GGMLType(kind).name} k {k}", bad)
+        backend.close()
+
+    for kind in kinds:
         for k in ks:
-            w = weight(kind, rows, k)
-            p = Product(backend, w, 150)
-            values = dequantize(w.data, GGMLType(kind)).astype(np.float64)
-            expected = p.table.astype(np.float64) @ values.reshape(rows, k).T
-            found = p.run(range(150))
-            error = np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2))
-            # activations are rounded to int8; float types multiply as they are
-            bad = None if error < (1e-5 if kind in FLOAT_TYPES else 6e-3) else f"error {error:.1e}"
-            for n in (1, 3, 8, 9, 16, 17, 40, 64, 65, 100):
-                if not np.array_equal(p.run(range(n)).view(np.uint32), found[:n].view(np.uint32)):
-                    bad = f"{n} tokens have other bits than 150"
-            yield f"product {GGMLType(kind).name} k {k}", bad
+            yield f"{GGMLType(kind).name} k {k}", partial(act, kind, k)
 
 
-def architectures(backend: CudaBackend, names: list[str] | None = None) -> Iterator[Verdict]:
+def _too_far(found: F32, expected: npt.NDArray[Any], most: float) -> list[str]:
+    error = float(np.sqrt(np.mean((found - expected) ** 2) / np.mean(expected**2)))
+    return [] if error < most else [f"error {error:.1e}"]
+
+
+FOLDER = ROOT / "tests" / "fixtures" / "arch"
+
+
+def architectures(opened: Open, names: Sequence[str] | None = None) -> Iterator[Case]:
     """The fixtures of tests/fixtures/arch against the logits of another implementation."""
-    folder = ROOT / "tests" / "fixtures" / "arch"
-    for path in sorted(folder.glob("*.npz")):
-        if names is not None and path.stem not in names:
-            continue
-        data = np.load(path)
+
+    def act(name: str) -> Iterator[Row]:
+        backend = opened()
+        data = np.load(FOLDER / f"{name}.npz")
         ids, expected = data["ids"].tolist(), data["logits"]
-        runner = Runner(path.with_suffix(".gguf"), backend, n_ctx=256)
+        runner = Runner(FOLDER / f"{name}.gguf", backend, n_ctx=256)
         whole = runner.logits(ids)
         error = np.abs(whole - expected).max() / np.abs(expected).max()
-        bad = None if error < 2e-3 else f"error {error:.1e}"
+        bad = [] if error < 2e-3 else [f"error {error:.1e}"]
         for chunk in (1, 7, 12):
-            if not np.array_equal(
-                whole.view(np.uint32), runner.logits(ids, chunk=chunk).view(np.uint32)
-            ):
-                bad = f"chunks of {chunk} have other bits than the whole"
-        yield f"architecture {path.stem}", bad
-    for kv_type, most in (("q8_0", 0.02), ("q4r", 0.3)):
-        data = np.load(folder / "llama3.npz")
-        runner = Runner(folder / "llama3.gguf", backend, n_ctx=256, kv_type=kv_type)
-        found = runner.logits(data["ids"].tolist(), chunk=5)
-        error = np.sqrt(np.mean((found - data["logits"]) ** 2) / np.mean(data["logits"] ** 2))
-        yield f"pages of {kv_type}", None if error < most else f"error {error:.1e}"
+            bad += other_bits(runner.logits(ids, chunk=chunk), whole, f"chunks of {chunk}")
+        yield verdict(name, bad)
+        backend.close()
+
+    for path in sorted(FOLDER.glob("*.npz")):
+        if names is None or path.stem in names:
+            yield path.stem, partial(act, path.stem)
 
 
-def long_texts(backend: CudaBackend, n: int = 900) -> Iterator[Verdict]:
+def pages(opened: Open, n: int = 900) -> Iterator[Case]:
+    """Quantized K and V, copies of pages and swap, texts of several splits, steps ahead."""
+    yield from ((f"pages of {t}", partial(_quantized, opened, t, e)) for t, e in _KV_ERRORS)
+    yield "copies and swap", partial(_copies, opened)
+    yield f"{n} tokens of context", partial(_long_text, opened, n)
+    yield "steps ahead", partial(_ahead, opened)
+
+
+_KV_ERRORS = (("q8_0", 0.02), ("q4r", 0.3))
+
+
+def _quantized(opened: Open, kv_type: str, most: float) -> Iterator[Row]:
+    backend = opened()
+    data = np.load(FOLDER / "llama3.npz")
+    runner = Runner(FOLDER / "llama3.gguf", backend, n_ctx=256, kv_type=kv_type)
+    found = runner.logits(data["ids"].tolist(), chunk=5)
+    yield verdict(f"pages of {kv_type}", _too_far(found, data["logits"], most))
+    backend.close()
+
+
+def _copies(opened: Open) -> Iterator[Row]:
+    backend = opened()
+    runner = Runner(FOLDER / "qwen3.gguf", backend, n_pages=8)
+    check_pages(runner)
+    kept = runner.kv.export_page(0)
+    swap = runner.kv.swap_space()
+    assert swap is not None
+    swap.grow(2)
+    swap.save(0, 1)
+    runner.kv.import_page(0, bytes(len(kept)))
+    swap.restore(1, 3)
+    yield verdict("copies and swap", [] if runner.kv.export_page(3) == kept else ["a page changed"])
+    backend.close()
+
+
+def _long_text(opened: Open, n: int) -> Iterator[Row]:
     """Attention split over blocks against prompts, which do not split it."""
-    folder = ROOT / "tests" / "fixtures" / "arch"
-    runner = Runner(folder / "llama.gguf", backend, n_ctx=1024, n_pages=64)
+    backend = opened()
+    runner = Runner(FOLDER / "llama.gguf", backend, n_ctx=1024, n_pages=64)
     ids = np.random.default_rng(2).integers(0, 200, n).tolist()
     whole = runner.logits(ids, start=n - 8, chunk=512)
     sequence = runner.begin()
     for start in range(0, n - 8, 400):
         runner.step([(sequence, ids[start : min(start + 400, n - 8)], [])])
-    steps = [runner.step([(sequence, [t], [0])])[0] for t in ids[n - 8 :]]
-    same = np.array_equal(whole.view(np.uint32), np.array(steps).view(np.uint32))
-    yield f"{n} tokens of context", None if same else "decode has other bits than a prompt"
+    steps = np.array([runner.step([(sequence, [t], [0])])[0] for t in ids[n - 8 :]])
+    yield verdict(f"{n} tokens of context", other_bits(steps, whole, "single tokens"))
+    backend.close()
+
+
+def _ahead(opened: Open, n: int = 30) -> Iterator[Row]:
+    """Steps that begin with ids the host does not know yet, against steps waited for."""
+    backend = opened()
+    program = Runner(FOLDER / "llama.gguf", backend, n_ctx=256).program
+
+    def step(token: int, past: int) -> Batch:
+        return Batch.pack([([token], past, [0], [0])], want_best=True)
+
+    waited, token = [], 5
+    for i in range(n):
+        program.run(step(token, i))
+        assert program.best is not None
+        token = int(program.best[0])
+        waited.append(token)
+    before, ahead = program.start(step(5, 0)), []
+    for i in range(1, n):
+        behind = program.start(step(-1, i), before)
+        before.wait()
+        ahead.append(int(before.best[0]))
+        before = behind
+    before.wait()
+    ahead.append(int(before.best[0]))
+    bad = [] if ahead == waited else [f"{ahead} instead of {waited}"]
+    yield verdict("steps ahead", bad)
+    backend.close()

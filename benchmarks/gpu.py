@@ -2,168 +2,176 @@
 
     python benchmarks/gpu.py --json out.json
     python benchmarks/gpu.py --only products models --minutes 3
+    python benchmarks/gpu.py --small          does the script itself run?
 
 Needs numpy, cuda-core, cuda-bindings, nvidia-cuda-nvrtc and this checkout, no model files. First
-correctness: products of every weight type, also with experts, every architecture's fixture, the
-same bits for every width of a step; a failure is said at once and ends the run with status 1. Then
-speed, beside the rate at which the device copies: products by type and tokens, layers of experts,
+correctness: products of every weight type, also with experts, attention over every kind of head
+and storage, every architecture's fixture, the same bits for every width of a step. Then speed,
+beside the rate at which the device copies: products by type and tokens, layers of experts,
 attention by context, decode and prompts of models whose weights are random.
+
+Each part is a process of its own: after a case that fails, crashes or says nothing for two minutes,
+the next one starts a new process. What was found is in the file at once. Any failure makes the exit
+status 1.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
-import json
+import os
+import platform
+import subprocess
 import sys
-import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+import _gpu_attention as heads  # noqa: E402
 import _gpu_cases as cases  # noqa: E402
+import _gpu_models as models  # noqa: E402
 import _gpu_speed as speed  # noqa: E402
+from _gpu_run import Case, Row, Run, serve  # noqa: E402
+from kernels.cases_attention import ATTENTION  # noqa: E402
 
 from edgerun.backends.base import Attention  # noqa: E402
 from edgerun.backends.cuda import CudaBackend  # noqa: E402
 from edgerun.backends.cuda_weights import LINEAR_TYPES  # noqa: E402
-from edgerun.errors import EdgerunError, OutOfMemoryError  # noqa: E402
 from edgerun.gguf import GGMLType  # noqa: E402
 
 _COMMON = (GGMLType.Q4_K, GGMLType.Q6_K, GGMLType.Q4_0, GGMLType.Q8_0)
-#: Of the 8B shape: one KV head serves four query heads of 128.
-_HEADS = Attention(32, 8, 128, 128**-0.5)
-#: Shape, type mix, least bytes of free memory.
-_MODELS = (
-    ("llama-8b", "Q4_K_M", 8 << 30),
-    ("llama-1b", "Q4_K_M", 2 << 30),
-    ("qwen3moe-1b", "Q4_K_M", 2 << 30),
-    ("smollm2-135m", "Q4_1", 1 << 30),
-)
 
 
-#: So many of so many experts, n_embd, n_ff: a 30B model's layer, a 1B model's, gpt-oss's in size.
-_EXPERTS = ((8, 128, 2048, 768), (8, 64, 2048, 1024), (4, 32, 2816, 2816))
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """What is measured, and with how much."""
+
+    #: Shape, type mix, least bytes of free memory.
+    models: Sequence[tuple[str, str, float]] = (
+        ("llama-8b", "Q4_K_M", 6.5e9),
+        ("llama-1b", "Q4_K_M", 2e9),
+        ("qwen3moe-1b", "Q4_K_M", 2e9),
+        ("smollm2-135m", "Q4_1", 1e9),
+    )
+    n_ctx: int = 4352
+    #: Of so many experts of n_embd and n_ff: a 30B model's layer, a 1B model's, gpt-oss's in size.
+    experts: Sequence[tuple[int, int, int, int]] = (
+        (8, 128, 2048, 768), (8, 64, 2048, 1024), (4, 32, 2816, 2816),
+    )  # fmt: skip
+    #: Of the 8B shape: one KV head serves four query heads of 128.
+    heads: Attention = Attention(32, 8, 128, 128**-0.5)  # noqa: RUF009
+    contexts: Sequence[int] = (1024, 8192)
+    widths: Sequence[int] = (1, 2, 4, 8, 16, 64, 512)
+    side: int = 4096  # of a matrix
+    spread: int = 768 << 20  # bytes of weights that no cache holds
+    kinds: Sequence[int] = _COMMON
+    others: Sequence[int] = tuple(t for t in LINEAR_TYPES if t not in _COMMON)
+    types: Sequence[int] = LINEAR_TYPES  # that must be right
+    checked: Sequence[str] | None = None  # architectures, None = all
+    attention: Sequence[heads.Heads] = ATTENTION
+    context: int = 900
 
 
-class Run:
-    """Results so far, and the time that is left."""
+SMALL = Sizes(
+    models=(("llama-tiny", "Q8_0", 1e6),), n_ctx=320, experts=((2, 4, 256, 256),),
+    heads=Attention(4, 2, 32, 0.2), contexts=(40,), widths=(1, 8), side=256, spread=9000,
+    kinds=(GGMLType.Q4_K,), others=(GGMLType.F16,), types=(0, 8, 12), checked=("gemma2",),
+    attention=ATTENTION[3:4], context=300,
+)  # fmt: skip
 
-    def __init__(self, minutes: float) -> None:
-        self._end = time.monotonic() + 60 * minutes
-        self._begin = time.monotonic()
-        self.out: dict[str, Any] = {"date": datetime.date.today().isoformat(), "failures": []}
+CHECKS = ("compile", "architectures", "products right", "experts right", "attention right", "pages")
+SPEEDS = ("rates", "products", "models", "experts", "attention", "types")
 
-    def part(self, name: str, rows: Callable[[], Iterator[Any]]) -> None:
-        """Collect the rows of a part, each printed as it comes, until time is up."""
-        kept: list[Any] = []
-        if time.monotonic() < self._end:  # a part without time is not begun, not even its set-up
-            print(f"\n{name} ({time.monotonic() - self._begin:.0f} s)", flush=True)
-        else:
-            self.out.setdefault("skipped", []).append(name)
-            return
-        self.out.setdefault(name, kept)
+
+def cases_of(part: str, opened: cases.Open, sizes: Sizes) -> Iterable[Case]:
+    """The cases of a part, in order."""
+    s, small = sizes, sizes is SMALL
+    names = cases.product_kernels()
+    checked = (40, (256,)) if small else (272, (256, 1280))
+    parts: dict[str, Callable[[], Iterator[Case]]] = {
+        "device": lambda: described(opened),
+        "compile": lambda: cases.compile_all(opened, ("glu", "copy_page") if small else names),
+        "architectures": lambda: cases.architectures(opened, s.checked),
+        "products right": lambda: cases.products(opened, s.types, *checked),
+        "experts right": lambda: cases.experts(opened, s.types, n_ids=20 if small else 400),
+        "attention right": lambda: heads.attention(opened, cases=s.attention),
+        "pages": lambda: cases.pages(opened, s.context),
+        "rates": lambda: speed.rates(opened, 1 << 16 if small else 512 << 20),
+        "products": lambda: speed.products(opened, s.kinds, s.widths, s.side, s.side, s.spread),
+        "types": lambda: speed.products(opened, s.others, s.widths[::3], s.side, s.side, s.spread),
+        "models": lambda: models.models(
+            opened, s.models, s.n_ctx, 1 << 16 if small else 512 << 20
+        ),
+        "experts": lambda: speed.experts(
+            opened, _COMMON[0], s.experts, (1, 2, 8, 17) if small else (1, 8, 16, 64, 256, 512),
+            s.spread,
+        ),
+        "attention": lambda: speed.attention(
+            opened, s.contexts, (1, 2 if small else 8), ("f16", "q8_0", "q4r"), s.heads
+        ),
+    }  # fmt: skip
+    return parts[part]()
+
+
+def about() -> Row:
+    """What the run is of."""
+    facts: Row = {
+        "date": datetime.date.today().isoformat(), "python": platform.python_version(),
+        "system": platform.platform(), "cpus": os.cpu_count(),
+    }  # fmt: skip
+    asked = {
+        "commit": ["git", "-C", str(HERE), "rev-parse", "--short", "HEAD"],
+        "smi": [
+            "nvidia-smi", "--format=csv,noheader", "--query-gpu=name,driver_version,memory.total,"
+            "clocks.max.sm,clocks.max.mem,power.limit,pcie.link.gen.max,pcie.link.width.max",
+        ],
+    }  # fmt: skip
+    for name, command in asked.items():
         try:
-            for row in rows():
-                kept.append(row)
-                print(f"  {said(row)}", flush=True)
-                if time.monotonic() > self._end:
-                    self.out.setdefault("skipped", []).append(f"the rest of {name}")
-                    return
-        except OutOfMemoryError as e:
-            self.out.setdefault("skipped", []).append(f"{name}: {e}")
-        except Exception as e:
-            if not isinstance(e, EdgerunError):
-                traceback.print_exc()
-            self.fail(f"{name}: {type(e).__name__}: {e}")
-
-    def fail(self, what: str) -> None:
-        print(f"  FAILED {what}", flush=True)
-        self.out["failures"].append(what)
-
-    def check(self, name: str, verdicts: Callable[[], Iterator[cases.Verdict]]) -> None:
-        def rows() -> Iterator[dict[str, Any]]:
-            for what, bad in verdicts():
-                if bad:
-                    self.fail(f"{what}: {bad}")
-                yield {"case": what, "ok": not bad}
-
-        self.part(name, rows)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+            facts[name] = done.stdout.strip()
+        except (OSError, subprocess.SubprocessError):
+            facts[name] = ""
+    return facts
 
 
-def said(row: dict[str, Any]) -> str:
-    return "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+def described(opened: cases.Open) -> Iterator[Case]:
+    """What the backend says of the GPU; fails where there is none that works."""
+
+    def act() -> Iterator[Row]:
+        backend = opened()
+        yield dict(backend.describe())
+        backend.close()
+
+    yield "device", act
 
 
-def correctness(run: Run, opened: speed.Open) -> None:
-    backend = opened()
-    run.out["device"] = dict(backend.describe())
-    print(said(run.out["device"]), flush=True)
-    start = time.monotonic()
-    backend.device.load(cases.product_kernels())
-    run.out["compile_seconds"] = time.monotonic() - start
-    print(f"kernels compiled in {run.out['compile_seconds']:.1f} s", flush=True)
-    run.check("correct: architectures", lambda: cases.architectures(backend))
-    run.check("correct: products", lambda: cases.products(backend))
-    run.check("correct: experts", lambda: cases.experts(backend))
-    run.check("correct: long texts", lambda: cases.long_texts(backend))
-    backend.close()
-
-
-def measure(run: Run, opened: speed.Open, only: list[str] | None) -> None:
-    backend = opened()
-    rates = {**speed.copies(backend.device), **speed.overheads(backend.device)}
-    free = backend.memory().free
-    backend.close()
-    run.out["rates"] = rates
-    print(f"\n{said(rates)}", flush=True)
-
-    def wanted(name: str) -> bool:
-        return not only or name in only
-
-    if wanted("products"):
-        tokens = (1, 2, 4, 8, 16, 64, 512)
-        run.part("products", lambda: speed.products(opened, _COMMON, tokens, 4096, 4096))
-    for shape, quant, least in _MODELS:
-        if wanted("models") and free >= least:
-            name = f"models: {shape}"
-            run.part(name, lambda s=shape, q=quant: speed.models(opened, s, q, rates["copy_gbs"]))
-    if wanted("experts"):
-        sizes = _EXPERTS if free >= 4 << 30 else ()
-        widths = (1, 2, 8, 16, 64, 512)
-        run.part("experts", lambda: speed.experts(opened, _COMMON[0], sizes, widths))
-    if wanted("attention"):
-        args = ((1024, 8192), (1, 8), ("f16", "q8_0", "q4r"), _HEADS)
-        run.part("attention", lambda: speed.attention(opened, *args))
-    if wanted("types"):
-        rest = [t for t in LINEAR_TYPES if t not in _COMMON]
-        run.part("types", lambda: speed.products(opened, rest, (1, 8, 512), 4096, 4096))
-
-
-def main() -> int:
+def main(command: Sequence[str] = (sys.executable, str(Path(__file__).resolve()))) -> int:
+    """``command`` starts this script."""
     ap = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    ap.add_argument("--json", metavar="FILE", help="write all results there")
-    ap.add_argument("--minutes", type=float, default=5.5, help="begin nothing after so long")
-    parts = ("correctness", "products", "models", "experts", "attention", "types")
-    ap.add_argument("--only", nargs="+", choices=parts, help="parts to run (default: all)")
+    ap.add_argument("--json", metavar="FILE", type=Path, help="write all results there")
+    ap.add_argument("--minutes", type=float, default=5.7, help="end after so long")
+    ap.add_argument("--only", nargs="+", choices=("correctness", *SPEEDS), help="default: all")
+    ap.add_argument("--small", action="store_true", help="next to no work")
+    ap.add_argument("--part", nargs=2, metavar=("PART", "FIRST"), help=argparse.SUPPRESS)
     a = ap.parse_args()
-    run = Run(a.minutes)
-    try:
-        if not a.only or "correctness" in a.only:
-            correctness(run, CudaBackend)
-        if not a.only or set(a.only) - {"correctness"}:
-            measure(run, CudaBackend, a.only)
-    except EdgerunError as e:
-        run.fail(str(e))
-    finally:
-        if a.json:
-            Path(a.json).write_text(json.dumps(run.out, indent=1) + "\n")
+    sizes = SMALL if a.small else Sizes()
+    if a.part:
+        if a.small:
+            speed.LEAST, speed.ROUNDS = 0.0, 1
+        return serve(cases_of(a.part[0], CudaBackend, sizes), int(a.part[1]))
+    run = Run(a.minutes, a.json, [*command, *(["--small"] if a.small else []), "--part"])
+    run.add(**about())
+    run.part("device")
+    for part in (*CHECKS, *SPEEDS) if "device" in run.out else ():
+        name = "correctness" if part in CHECKS else part
+        if not a.only or name in a.only:
+            run.part(part)
     failures = run.out["failures"]
     print(f"\n{len(failures)} failures" if failures else "\nno failures")
     return 1 if failures else 0

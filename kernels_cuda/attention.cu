@@ -114,6 +114,23 @@ __device__ __forceinline__ void store_parts(const Tile& tile, const Sums<MT, NT>
   });
 }
 
+// Weighed sums of the splits before, which long heads keep in local memory, where they are touched
+// once a split: registers hold those of one.
+template <int MT, int NT, bool LOCAL>
+struct Kept {
+  volatile float acc[LOCAL ? MT * NT * 4 : 1];
+  __device__ __forceinline__ void put(const Sums<MT, NT>& total) {
+    if (!LOCAL) return;
+#pragma unroll
+    for (int i = 0; i < MT * NT * 4; ++i) acc[LOCAL ? i : 0] = total.acc[i / (NT * 4)][i / 4 % NT][i % 4];
+  }
+  __device__ __forceinline__ void get(Sums<MT, NT>& total) const {
+    if (!LOCAL) return;
+#pragma unroll
+    for (int i = 0; i < MT * NT * 4; ++i) total.acc[i / (NT * 4)][i / 4 % NT][i % 4] = acc[LOCAL ? i : 0];
+  }
+};
+
 // grid (n_tiles, n_kv, PARTS ? splits : 1), block (32, WARPS, GROUPS): a tile is 16 MT GROUPS
 // queries.
 //
@@ -160,6 +177,8 @@ __global__ void __launch_bounds__(32 * WARPS * GROUPS, 1)
   }
   Sums<MT, NT> sums, total;
   total.clear();
+  Kept<MT, NT, (DP > 256 && !PARTS)> kept;
+  kept.put(total);
   for (; split < split_end; ++split) {
     sums.clear();
     for (int base = split * SPLIT; base < (split + 1) * SPLIT; base += STEP)
@@ -167,6 +186,7 @@ __global__ void __launch_bounds__(32 * WARPS * GROUPS, 1)
         attend_step<DP, KV, MT, NT, GROUPS>(tile, pages, base, pos, softcap_l2e, shared, sums);
     float l[MT][2];
     add_up_rows<MT, NT>(sums, warp, lane, shared.sums[threadIdx.z], l);
+    kept.get(total);
 #pragma unroll
     for (int i = 0; i < MT * 2; ++i) {
       if (PARTS)
@@ -174,6 +194,7 @@ __global__ void __launch_bounds__(32 * WARPS * GROUPS, 1)
       else
         total.fold(sums, i / 2, i % 2, l[i / 2][i % 2]);
     }
+    kept.put(total);
   }
 
   if (PARTS)

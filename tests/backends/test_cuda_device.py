@@ -83,7 +83,13 @@ graph = device.capture([launch])
 device.zero(b, 4096)
 device.download(y, b)
 out.append(float(y[-1]))  # capturing launched nothing
+waits = []
+plain, device.sync = device.sync, lambda: (waits.append(1), plain())[1]
+device.upload(a, x)
+assert waits == []  # pinned memory is read when its turn comes
 device.upload(a, x * 2)
+assert waits == [1]  # what goes away is read at once
+device.sync = plain
 def replay():
     try:
         graph.replay()

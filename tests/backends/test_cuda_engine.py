@@ -13,11 +13,12 @@ from helpers.host_device import HostDevice
 from helpers.runner import Alone, Runner
 
 from edgerun import LLM, SamplingParams
-from edgerun.backends.base import PAGE_SIZE
+from edgerun.backends.base import PAGE_SIZE, Memory
 from edgerun.backends.cuda import CudaBackend
 from edgerun.engine import Engine, Limits
 from edgerun.engine.drafting import StepCosts
 from edgerun.engine.swap import SwapTier
+from edgerun.errors import OutOfMemoryError
 
 
 @pytest.fixture(scope="module")
@@ -149,3 +150,53 @@ def test_auto_goes_to_the_cpu_where_a_model_does_not_fit(
             assert llm.generate("the", SamplingParams(max_tokens=2, ignore_eos=True)).text
         assert device[-1].closed
     assert "runs on the CPU" in caplog.text
+
+
+class Crowded(HostDevice):
+    """Other programs take memory behind what it says is free, or as a piece of it is asked for."""
+
+    taken = 0
+    refused = 0  # bytes
+
+    def memory(self) -> Memory:
+        return Memory(self.total, self.total - self.used)
+
+    def alloc(self, nbytes: int) -> int:
+        kept, self.total = self.total, self.total - self.taken
+        if nbytes == self.refused:
+            self.total = 0
+        try:
+            return super().alloc(nbytes)
+        finally:
+            self.total = kept
+
+
+def test_a_pool_that_does_not_fit_is_halved(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    device = Crowded(total=24 << 20)
+    with LLM(path, backend=CudaBackend(device), n_ctx=128) as llm:
+        wanted = llm.model.kv.n_pages
+        size = wanted * llm.model.kv.page_bytes
+        text = llm.generate("the rain", SamplingParams(temperature=0.0, max_tokens=4)).text
+    assert wanted > 8
+    crowded = Crowded(total=24 << 20)
+    crowded.refused = size
+    with LLM(path, backend=CudaBackend(crowded), n_ctx=128) as llm:
+        assert llm.model.kv.n_pages == wanted // 2
+        params = SamplingParams(temperature=0.0, max_tokens=4)
+        assert llm.generate("the rain", params).text == text
+    assert f"a KV cache of {wanted // 2} pages is tried" in caplog.text
+
+
+def test_memory_that_is_gone_fails_a_request_and_no_other(path: Path) -> None:
+    """A long prompt wants room that other programs have taken since."""
+    device = Crowded(total=64 << 20)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    prompt = np.random.default_rng(4).integers(3, 60, 100).tolist()
+    with LLM(path, backend=CudaBackend(device), n_ctx=128, speculation="off") as llm:
+        expected = llm.generate([5, 6, 7], params).token_ids
+        device.taken = device.total - device.used
+        with pytest.raises(OutOfMemoryError, match="harness has no"):
+            llm.generate(prompt, params)
+        assert llm.generate([5, 6, 7], params).token_ids == expected
+        device.taken = 0
+        assert len(llm.generate(prompt, params).token_ids) == 6

@@ -10,8 +10,18 @@ from edgerun.backends.cuda_lowered import Choice
 #: Consumer cards from the RTX 20 to the RTX 50 series, and the data-centre ones between.
 ARCHITECTURES = (75, 80, 86, 89, 90, 100, 120)
 HEADS = (64, 80, 96, 128, 256)
+#: Types of Q and K, and of V, where they differ: of Q2_K, Q3_K_M, Q4_K_M, Q5_K_M, IQ4_XS files, and
+#: of those whose rows are no multiple of 256.
+PAIRS = ((10, 11), (10, 12), (11, 13), (12, 14), (13, 14), (23, 13), (6, 8), (8, 6))
 _PLAIN = ("argmax", "argmax_part", "copy_page", "glu", "rotate_heads")
 _EXPERTS = ("route", "place", "sum_experts")
+#: Threads that a kernel is launched with at most, by its name's start; others have 256.
+_THREADS = {"rope_kv": 1024, "tokenwise": 1024, "route": 1024, "attention_merge": 512}
+
+
+def most_threads(name: str) -> int:
+    """Of a block of this kernel: so many share a multiprocessor's registers."""
+    return next((t for start, t in _THREADS.items() if name.startswith(start)), 256)
 
 
 def attention(head_dim: int, kv_type: str) -> list[str]:
@@ -38,8 +48,12 @@ def of_experts(ggml_type: int) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def everything() -> Iterator[str]:
-    """Every instance that some model needs."""
+def everything() -> list[str]:
+    """Every instance that some model needs; of pairs of types, those that files hold."""
+    return list(dict.fromkeys(_everything()))
+
+
+def _everything() -> Iterator[str]:
     yield from _PLAIN
     yield from _EXPERTS
     yield from (f"tokenwise<{acts}>" for acts in (0, 1))
@@ -47,12 +61,14 @@ def everything() -> Iterator[str]:
         yield cuda_attention.rope_kv_name(kv_type)
         for head_dim in HEADS:
             yield from attention(head_dim, kv_type)
-    yield from (cuda_attention.merge_name(d) for d in HEADS)
+    for kv_type in ("f16", "q8_0"):
+        yield from attention(cuda_attention.MAX_HEAD_DIM, kv_type)
+    yield from (cuda_attention.merge_name(d) for d in (*HEADS, cuda_attention.MAX_HEAD_DIM))
     for ggml_type in cuda_weights.LINEAR_TYPES:
         yield from products(ggml_type)
         yield from of_experts(ggml_type)
-    yield cuda_weights.matmul(12, 14, 8, 8, 1024, 1).name
-    yield cuda_weights.matmul(12, 14, 8, 8, 1024, 64).name
+    for a, b in PAIRS:
+        yield from (cuda_weights.matmul(a, b, 8, 8, 1024, n).name for n in (1, 9, 64))
 
 
 def some(arch: int) -> list[str]:

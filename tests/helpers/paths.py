@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "tests" / "fixtures"
 
@@ -18,5 +16,7 @@ def shared(*parts: str) -> Path:
     """A path under the shared data; skips the calling test where it is absent."""
     path = SHARED.joinpath(*parts)
     if not path.exists():
+        import pytest  # not before it is needed: benchmarks/gpu.py does without
+
         pytest.skip(f"shared data not present: {Path(*parts)}")
     return path

@@ -135,6 +135,23 @@ def check_against_reference(
             np.testing.assert_array_equal(other, found[0])
 
 
+def test_the_longest_heads(rng: np.random.Generator) -> None:
+    """Which keep the sums of earlier splits beside their registers."""
+    spec = Attention(2, 1, shapes.MAX_HEAD_DIM, shapes.MAX_HEAD_DIM**-0.5)
+    s = Sequences(spec, [300], rng)
+    names = [shapes.name(spec.head_dim, "q8_0", (1, 1), parts) for parts in (False, True)]
+    kernels = (*names, shapes.merge_name(spec.head_dim))
+    device = CudaAttention(spec, "q8_0", s.n_pages, only=kernels)
+    reference = ReferenceKV([KVLayer(1, spec.head_dim, 0)], s.n_pages, "q8_0")
+    for row in ((0, 0, 290), (0, 290, 10)):
+        batch, (q, k, v) = s.batch([row])
+        queries = device.write(batch, Heads(q, k, v), places(batch))
+        wanted = _NumpyOps(batch, reference).attention(q, k, v, 0, spec)
+    whole, split = (device.attend(batch, queries, (1, 1), parts) for parts in (False, True))
+    np.testing.assert_allclose(whole, wanted, **CLOSE)
+    np.testing.assert_array_equal(split, whole)
+
+
 def _stored(store: Store, page: int) -> F32:
     """[PAGE, n_kv_heads, head_dim]: of a type that turns heads, the codes' own values."""
     x = store.read(np.array([page], np.int32))[0]

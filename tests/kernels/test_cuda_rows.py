@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ def tokenwise(
     scale: float = 1.0,
     w: F32 | None = None,
     order: tuple[int, int] = (0, 1),
+    folder: Path = KERNELS,
 ) -> tuple[Guarded, F32]:
     """Launch it: (out, the sums). Rows lie further apart than they are wide."""
     k = x.shape[1]
@@ -53,7 +55,7 @@ def tokenwise(
     out = (
         Guarded((-(-n // 8) * -(-k // 64) * 1280,), np.uint8) if acts else Guarded((n, k + 8), f32)
     )
-    module = simt.build(KERNELS / "tokenwise.cu", INSTANCES)
+    module = simt.build(folder / "tokenwise.cu", INSTANCES)
     with simt.ordered(module, order):
         module.launch(
             *(name, n, threads, wide[0], i32(k + 4), wide[1], i32(k + 4 if y is not None else 0)),
@@ -186,11 +188,15 @@ def test_norm_and_digits_are_those_of_the_normed_row(rng: np.random.Generator) -
 
 @pytest.mark.parametrize("act", ["silu", "gelu"])
 def test_glu(act: str, rng: np.random.Generator) -> None:
+    check_units(act, rng, KERNELS)
+
+
+def check_units(act: str, rng: np.random.Generator, folder: Path) -> None:
     gate = np.concatenate([rng.standard_normal(1000) * 4, [-1e30, -200, 0, 200, 1e30, np.nan]])
     gate = gate.astype(np.float32)
     up = rng.standard_normal(len(gate), np.float32)
     out = Guarded(len(gate), np.float32)
-    module = simt.build(KERNELS / "glu.cu")
+    module = simt.build(folder / "glu.cu")
     code = i32({"silu": 1, "gelu": 2}[act])
     module.launch("glu", 3, 64, gate, up, out.array, i64(len(gate)), code)
     out.check()
@@ -201,9 +207,11 @@ def test_glu(act: str, rng: np.random.Generator) -> None:
     np.testing.assert_allclose(out.array, wanted * up, rtol=2e-6, atol=2e-6)
 
 
-def best_of(logits: F32, cap: float = 0.0, order: tuple[int, int] = (0, 1)) -> list[int]:
+def best_of(
+    logits: F32, cap: float = 0.0, order: tuple[int, int] = (0, 1), folder: Path = KERNELS
+) -> list[int]:
     """Launch both kernels; ``logits`` are capped in place."""
-    module = simt.build(KERNELS / "argmax.cu")
+    module = simt.build(folder / "argmax.cu")
     n, vocab = logits.shape
     chunks = cuda_kernels.argmax_chunks(vocab)
     parts, best = Guarded((n, chunks, 2), np.float32), Guarded(n, np.int32)
@@ -252,11 +260,38 @@ def test_logits_are_capped_and_never_hidden(rng: np.random.Generator) -> None:
 
 
 def test_a_page_is_copied() -> None:
+    check_copies(KERNELS)
+
+
+def check_copies(folder: Path) -> None:
     pool = Guarded((4, 1040), np.uint8)
     pool.array[:] = np.arange(pool.array.size, dtype=np.uint64).reshape(4, 1040).astype(np.uint8)
     wanted = pool.array.copy()
     wanted[1] = wanted[3]
-    module = simt.build(KERNELS / "copy_page.cu")
+    module = simt.build(folder / "copy_page.cu")
     module.launch("copy_page", 2, 32, pool.array, i64(1040), i32(3), i32(1))
     pool.check()
     np.testing.assert_array_equal(pool.array, wanted)
+
+
+def test_heads_are_turned() -> None:
+    check_turns(KERNELS)
+
+
+def check_turns(folder: Path) -> None:
+    """Against the matrix, over the largest power of two that divides a head."""
+    module = simt.build(folder / "rotate_heads.cu")
+    for dim in (1, 20, 64, 80, 96, 512):
+        x = np.random.default_rng(dim).standard_normal((2, 3, dim), np.float32)
+        n = dim & -dim
+        turn = np.ones((1, 1))
+        while len(turn) < n:
+            turn = np.block([[turn, turn], [turn, -turn]])
+        wanted = x.reshape(2, 3, -1, n).astype(np.float64) @ turn / np.sqrt(n)
+        for order in ORDERS:
+            found = Guarded(x.shape, np.float32)
+            found.array[:] = x
+            with simt.ordered(module, order):
+                module.launch("rotate_heads", (2, 3), -(-dim // 32) * 32, found.array, i32(dim))
+            found.check()
+            np.testing.assert_allclose(found.array, wanted.reshape(x.shape), atol=1e-5)

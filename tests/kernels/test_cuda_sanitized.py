@@ -1,5 +1,5 @@
 """Attention, rope and rows under AddressSanitizer, UBSan and ThreadSanitizer: each GPU thread is a
-thread to them. Minutes, so only where ``EDGERUN_SANITIZE_CUDA=1`` asks for it."""
+thread to them. A minute or two, so only where ``EDGERUN_SANITIZE_CUDA=1`` asks for it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,26 @@ from helpers import simt
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("EDGERUN_SANITIZE_CUDA") != "1",
-    reason="takes minutes: set EDGERUN_SANITIZE_CUDA=1",
+    reason="takes a minute or two: set EDGERUN_SANITIZE_CUDA=1",
 )
 
 _ATTENTION = """
-import sys
 import numpy as np
 from edgerun.backends.base import Attention, Batch
 from helpers.cuda_attention import CudaAttention, Heads, page_table, places, random_heads
 rng = np.random.default_rng(0)
-spec = Attention(2, 1, 64, 0.125, 0.0, 40)
-for kv, tile, parts in (("f16", (1, 1), True), ("q4r", (2, 2), False)):
+specs = Attention(2, 1, {dim}, 0.125, 0.0, 40), Attention(3, 1, 20, 1.0, 9.0)
+for softcap, spec in enumerate(specs):
     pages = page_table([150, 3], rng)
-    device = CudaAttention(spec, kv, sum(map(len, pages)) + 2, sanitizer={san!r})
+    sinks = np.array([0.7, -0.4, 3], np.float32)[:spec.n_heads].copy()
+    norms = tuple(np.ones((2, spec.head_dim), np.float32)) if softcap else None
+    device = CudaAttention(spec, {kv!r}, sum(map(len, pages)) + 2, sinks=sinks, norms=norms,
+                           sanitizer={san!r})
     for device.order in ((0, 1), (2, 1)):
         for n, past in ((9, 0), (141, 9)):
             batch = Batch.pack([([0] * n, past, pages[0], [0]), ([0] * 3, 0, pages[1], [0])])
             queries = device.write(batch, Heads(*random_heads(spec, n + 3, rng)), places(batch))
-            device.attend(batch, queries, tile, parts, 1)
+            device.attend(batch, queries, {tile!r}, {parts!r}, 1)
 """
 _ROWS = """
 import sys
@@ -50,13 +52,36 @@ logits = rng.standard_normal((2, 700)).astype(f)
 parts, best = np.empty((2, 1, 2), f), np.empty(2, i)
 m.launch("argmax_part", (1, 2), 256, logits, i(700), i(700), f(30), parts)
 m.launch("argmax", 2, 256, parts, i(1), best)
+m = simt.build(KERNELS / "glu.cu", sanitizer={san!r})
+m.launch("glu", 2, 64, logits[0], logits[1], logits[0], np.int64(700), i(3))
+m = simt.build(KERNELS / "copy_page.cu", sanitizer={san!r})
+pool = np.zeros((3, 1040), np.uint8)
+m.launch("copy_page", 2, 32, pool, np.int64(1040), i(2), i(0))
 """
+#: Storage, tile, whether splits are blocks, dimensions of a head.
+_WAYS = {
+    "f16": ("f16", (1, 1), True, 64),
+    "q8_0": ("q8_0", (1, 1), True, 80),
+    "q4r": ("q4r", (2, 2), False, 64),
+    "long": ("q8_0", (1, 1), False, 512),
+}
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("san", ["asan", "tsan"])
-@pytest.mark.parametrize("code", [_ATTENTION, _ROWS], ids=["attention", "rows"])
-def test_nothing_is_reported(san: str, code: str) -> None:
-    done = simt.sanitized(san, code.format(san=san), timeout=1800)
+@pytest.mark.parametrize("way", _WAYS)
+def test_attention(san: str, way: str) -> None:
+    kv, tile, parts, dim = _WAYS[way]
+    _check(san, _ATTENTION.format(san=san, kv=kv, tile=tile, parts=parts, dim=dim))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("san", ["asan", "tsan"])
+def test_rows(san: str) -> None:
+    _check(san, _ROWS.format(san=san))
+
+
+def _check(san: str, code: str) -> None:
+    done = simt.sanitized(san, code, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     assert not done.stderr.strip(), done.stderr[-3000:]
