@@ -19,12 +19,13 @@ from edgerun.tui.app import ChatApp, Options
 
 #: All of edgerun that is imported before the first paint. Whatever joins it costs each start.
 NEEDED = """
-edgerun edgerun.cli edgerun.cli.chat edgerun.cli.options edgerun.errors edgerun.folders edgerun.tui
-edgerun.tui.app edgerun.tui.commands edgerun.tui.composer edgerun.tui.composer.area
-edgerun.tui.composer.box edgerun.tui.composer.chips edgerun.tui.composer.complete
-edgerun.tui.composer.files edgerun.tui.composer.folding edgerun.tui.composer.history
-edgerun.tui.composer.popup edgerun.tui.options edgerun.tui.screen edgerun.tui.sight
-edgerun.tui.stage edgerun.tui.status edgerun.tui.terminal edgerun.tui.text edgerun.tui.themes
+edgerun edgerun.amounts edgerun.cli edgerun.cli.chat edgerun.cli.options edgerun.errors
+edgerun.folders edgerun.tui edgerun.tui.app edgerun.tui.commands edgerun.tui.composer
+edgerun.tui.composer.area edgerun.tui.composer.box edgerun.tui.composer.chips
+edgerun.tui.composer.complete edgerun.tui.composer.files edgerun.tui.composer.folding
+edgerun.tui.composer.history edgerun.tui.composer.popup edgerun.tui.options edgerun.tui.screen
+edgerun.tui.sight edgerun.tui.stage edgerun.tui.status edgerun.tui.terminal edgerun.tui.text
+edgerun.tui.themes
 """
 #: Of others: each takes milliseconds.
 HEAVY = """
