@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from helpers.paths import FIXTURES
@@ -19,6 +21,26 @@ IDS = [5, 9, 77, 12, 200, 8, 45, 133, 3, 61] * 4
 @pytest.fixture
 def runner() -> Runner:
     return Runner(FIXTURES / "arch" / "llama.gguf", ReferenceBackend(), n_ctx=128, n_pages=8)
+
+
+def test_a_packed_batch_shows_its_numbers_as_arrays() -> None:
+    rows = [([7, 8, 9], 4, [3], [2]), ([5], 0, [1, 2], []), ([6], 40, [9, 4], [0])]
+    batch = Batch.pack(rows, want_best=True)
+    assert (batch.n_tokens, batch.n_rows, batch.n_outputs, batch.want_best) == (5, 3, 2, True)
+    assert "tokens" not in vars(batch)  # nobody has looked
+    assert batch.n_past.tolist() == [4, 0, 40]
+    assert batch.tokens.tolist() == [7, 8, 9, 5, 6]
+    assert batch.positions.tolist() == [4, 5, 6, 0, 40]
+    assert batch.row_start.tolist() == [0, 3, 4, 5]
+    assert batch.pages.tolist() == [[3, -1], [1, 2], [9, 4]]
+    assert batch.outputs.tolist() == [2, 4]
+    assert {a.dtype for a in (batch.tokens, batch.pages, batch.outputs)} == {np.dtype(np.int32)}
+    other = dataclasses.replace(batch, tokens=batch.tokens + 1)
+    assert other.packed is None
+    assert (other.n_tokens, other.n_rows, other.n_outputs) == (5, 3, 2)
+    with pytest.raises(AttributeError, match="has no colour"):
+        batch.colour  # noqa: B018
+    assert Batch.pack([]).tokens.tolist() == []
 
 
 def test_n_vocab_is_known_before_the_first_run(runner: Runner) -> None:

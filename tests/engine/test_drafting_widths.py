@@ -8,7 +8,7 @@ import random
 import pytest
 
 from edgerun.engine.draft_source import Account, Draft
-from edgerun.engine.drafting import Speculation, StepCosts, share
+from edgerun.engine.drafting import NgramDrafter, Speculation, StepCosts, share
 from edgerun.engine.drafting.widths import MARGIN
 
 
@@ -106,6 +106,30 @@ def test_prefill_in_the_step_does_not_make_drafts_look_cheap():
     dear = lambda width: 0.5 + 0.5 * width  # noqa: E731
     assert share([d], 1, dear)[0].length == 0
     assert share([d], 200, dear)[0].length == 0
+
+
+def test_a_priced_draft_alone_in_its_step_is_verified_whole():
+    """What a drafter has priced, the policy would verify; its account is charged the same."""
+    rng = random.Random(4)
+    long = 0
+    for _ in range(100):
+        costs = StepCosts({w: random_cost(rng)(w) + w / 9 for w in (1, 2, 4, 8, 32)}, learn=False)
+        account = Account(bank=rng.uniform(0, 3))
+        drafter = NgramDrafter(costs, account)
+        text = [rng.randrange(40) for _ in range(30)]
+        drafter.extend(text * 3)
+        drafter.extend(text[: rng.randrange(1, 25)])
+        draft = drafter.draft(31)._replace(account=account)
+        assert draft.priced or not draft.tokens
+        [shared] = share([draft], 1, costs)
+        assert Speculation(NgramDrafter, costs).widths([draft], 1) == [shared.length]
+        assert account.charge == pytest.approx(shared.charge)
+        long += shared.length > 3
+        [beside] = Speculation(NgramDrafter, costs).widths([draft], 40)
+        assert beside == share([draft], 40, costs)[0].length  # here it was not
+    assert long > 20
+    assert not drafter.draft(5, text[:3]).priced
+    assert not NgramDrafter().draft(5).priced
 
 
 class Boaster:
