@@ -109,10 +109,10 @@ def _sources(file: str) -> tuple[bytes, dict[str, bytes]]:
 
 
 @functools.cache
-def digest() -> str:
-    """Changes with any kernel's source."""
+def digest(*files: str) -> str:
+    """Changes with any kernel's source; with those of ``files`` and what they include."""
     state = hashlib.sha256()
-    for file in sorted(set(FILES.values())):
+    for file in sorted(files or set(FILES.values())):
         text, headers = _sources(file)
         for part in (text, *headers.values()):
             state.update(hashlib.sha256(part).digest())

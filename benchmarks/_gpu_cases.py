@@ -65,7 +65,7 @@ def product_kernels() -> list[str]:
     for kind in LINEAR_TYPES:
         names += [matmul(kind, kind, 1, 0, 256, n).name for n in (1, 16, 32, 64)]
         names += [repack(kind, 16, 256).name, unpack_rows(kind, 256, 1).name]
-        for n in (1, 9, 40, 400):
+        for n in (1, 9, 100, 400):
             names.append(cuda_experts.product(kind, 1, 256, n, Choice(2, 8)).shape.name)
     return list(dict.fromkeys(names))
 

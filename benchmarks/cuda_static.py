@@ -2,6 +2,11 @@
 
     python benchmarks/cuda_static.py
     python benchmarks/cuda_static.py --cards "RTX 4090" --models llama-8b --json out.json
+    python benchmarks/cuda_static.py --every --json out.json
+
+With ``--every``, every kernel for every architecture from sm_75 to sm_120 first: an hour of one
+core, and where ``--json`` names a file, only what it does not have of these sources. A kernel that
+spills, or takes more than a multiprocessor has, makes the exit status 1.
 
 NVRTC compiles every kernel that decoding launches, for each card's architecture: registers, spills,
 shared memory, blocks and warps per multiprocessor. Then the bytes that a step moves, and a
@@ -15,7 +20,6 @@ memory.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +27,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-sys.path[:0] = [str(Path(__file__).resolve().parent.parent)]
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from _cuda_matrix import ARCHITECTURES, everything, load, matrix, write  # noqa: E402
 
 from edgerun.backends import cuda_attention as attention  # noqa: E402
 from edgerun.backends import cuda_experts, cuda_kernels, cuda_weights  # noqa: E402
@@ -274,15 +281,17 @@ def print_prediction(p: Prediction) -> None:
     )
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--cards", nargs="+", choices=CARDS, default=list(CARDS)[1:])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--kv", nargs="+", choices=attention.KV_CODES, default=["f16", "q8_0"])
+    parser.add_argument("--every", action="store_true", help="compile all there is")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    bad = matrix(ARCHITECTURES, everything(), args.json)[1] if args.every else []
     out: list[Prediction] = []
     cases = [(t, c, kv) for kv in args.kv for c in (64, 4096) for t in (1, 8, 16)]
     threads = {x.kernel: x.threads for m in args.models for c in cases for x in step(MODELS[m], *c)}
@@ -297,8 +306,9 @@ def main() -> None:
                 out.append(predict(name, card, model, takes, *case))
                 print_prediction(out[-1])
     if args.json:
-        args.json.write_text(json.dumps([asdict(p) for p in out], indent=1) + "\n")
+        write(args.json, {**load(args.json), "predictions": [asdict(p) for p in out]})
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

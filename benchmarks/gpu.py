@@ -4,7 +4,8 @@
     python benchmarks/gpu.py --only products models --minutes 3
     python benchmarks/gpu.py --small          does the script itself run?
 
-Needs numpy, cuda-core, cuda-bindings, nvidia-cuda-nvrtc and this checkout, no model files. First
+Needs numpy, cuda-core, cuda-bindings, nvidia-cuda-nvrtc and this checkout, no model files. (With a
+driver older than CUDA 13: pip install numpy 'cuda-core[cu12]' nvidia-cuda-nvrtc-cu12.) First
 correctness: products of every weight type, also with experts, attention over every kind of head
 and storage, every architecture's fixture, the same bits for every width of a step. Then speed,
 beside the rate at which the device copies: products by type and tokens, layers of experts,

@@ -341,6 +341,9 @@ def test_what_it_cannot_do_is_refused(open_runner: Open, tmp_path: Path) -> None
     path = gb.random_model(tmp_path / "wide.gguf", n_embd=1088, n_head=1, n_kv=1, n_layer=1)
     with pytest.raises(UnsupportedModelError, match="heads of 1088 dimensions"):
         open_runner(path)
+    path = gb.random_model(tmp_path / "odd.gguf", n_embd=60, n_head=3, n_kv=1, n_layer=1)
+    with pytest.raises(UnsupportedModelError, match=r"rows of 60 values: .* multiples of 8; use"):
+        open_runner(path)
 
 
 def test_facts() -> None:

@@ -23,8 +23,6 @@ except BackendUnavailableError as e:
     pytest.skip(str(e), allow_module_level=True)
 
 _ALL = os.environ.get("EDGERUN_NVRTC_ALL") == "1"  # minutes instead of seconds
-#: Threads that a kernel is launched with at most, by its name's start: registers must suffice.
-_THREADS = {"attention<": 256, "attention_merge": 256, "rope_kv": 1024, "tokenwise": 1024}
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +44,7 @@ def test_every_kernel_is_compiled_somewhere() -> None:
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernels_compile_and_fit(arch: int) -> None:
-    names = list(cuda_names.everything() if _ALL else cuda_names.some(arch))
+    names = cuda_names.everything() if _ALL else cuda_names.some(arch)
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda n: cuda_kernels.compiled(n, arch), names))
     for name, compiled in zip(names, found, strict=True):
@@ -56,9 +54,10 @@ def test_kernels_compile_and_fit(arch: int) -> None:
         takes = Resources.of(compiled)
         assert not takes.spilled, f"{name} on sm_{arch} spills: {takes}"
         assert takes.shared <= 48 << 10, f"{name} on sm_{arch}: {takes}"
-        threads = next((t for start, t in _THREADS.items() if name.startswith(start)), 256)
         granted = -(-takes.registers // 8) * 8  # registers come in eights
-        assert granted * threads <= 65536, f"{name} on sm_{arch} cannot start: {takes}"
+        assert granted * cuda_names.most_threads(name) <= 65536, (
+            f"{name} on sm_{arch} cannot start: {takes}"
+        )
 
 
 @pytest.mark.parametrize(

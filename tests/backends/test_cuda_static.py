@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -73,3 +74,41 @@ def test_a_mixture_reads_the_experts_it_chose(static: ModuleType) -> None:
     dense = static.MODELS["llama-8b"]
     assert sum(x.n for x in static.feed_forward(dense, 1)) == 4 * dense.layers
     assert sum(x.n for x in static.feed_forward(m, 1)) == 8 * m.layers
+
+
+def test_the_results_leave_no_kernel_out(static: ModuleType) -> None:
+    """Those kept under benchmarks/results: every kernel on every architecture, none that spills."""
+    path = max((ROOT / "benchmarks" / "results").glob("*-cuda-static.json"))
+    data = static.load(path)
+    assert set(data["takes"]) == {str(a) for a in static.ARCHITECTURES}
+    matrix = importlib.import_module("_cuda_matrix")
+    for arch, takes in data["takes"].items():
+        assert set(takes) == set(static.everything()), arch
+        bad = {name: matrix.wrong(name, t) for name, t in takes.items()}
+        assert not any(bad.values()), (arch, bad)
+    assert {p["card"] for p in data["predictions"]} >= {"RTX 3060", "RTX 4090", "RTX 5090"}
+
+
+def test_what_is_compiled_is_kept(
+    static: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Who is interrupted goes on; what changed is compiled again, and what is wrong is said."""
+    matrix = importlib.import_module("_cuda_matrix")
+    done: list[tuple[str, int]] = []
+    monkeypatch.setattr(matrix, "_takes", lambda n, a: (done.append((n, a)), [300, 0, 0])[1])
+    monkeypatch.setattr(matrix.cuda_kernels, "nvrtc_version", lambda: (13, 0))
+    file, said = tmp_path / "out.json", list[str]()
+    names = ("glu", "copy_page")
+    found, bad = matrix.matrix((75, 89), names, file, said.append)
+    assert found[89] == {"glu": [300, 0, 0], "copy_page": [300, 0, 0]}
+    assert len(done) == 4
+    assert bad[0] == "glu on sm_75: 77824 registers a block"
+    assert said[-1] == f"WRONG {bad[-1]}"
+    digest = matrix.cuda_kernels.digest
+    changed = {"glu.cu": "other"}
+    monkeypatch.setattr(matrix.cuda_kernels, "digest", lambda f: changed.get(f) or digest(f))
+    matrix.matrix((75,), names, file, said.append)
+    assert done[4:] == [("glu", 75)]
+    assert matrix.wrong("glu", [64, 8, 0]) == "8 bytes of registers lie in memory"
+    assert matrix.wrong("glu", [64, 0, 50_000]) == "50000 bytes of shared memory"
+    assert matrix.wrong("tokenwise<0>", [64, 0, 48 << 10]) is None

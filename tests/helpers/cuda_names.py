@@ -43,7 +43,7 @@ def products(ggml_type: int) -> list[str]:
 def of_experts(ggml_type: int) -> list[str]:
     """All products with experts of a type, for few tokens, some, and many to an expert."""
     experts = Choice(4, 8)
-    tokens = (1,) if ggml_type in cuda_weights.FLOAT_TYPES else (1, 9, 17, 512)
+    tokens = (1,) if ggml_type in cuda_weights.FLOAT_TYPES else (1, 9, 60, 512)
     found = [cuda_experts.product(ggml_type, 8, 1024, n, experts).shape.name for n in tokens]
     return list(dict.fromkeys(found))
 

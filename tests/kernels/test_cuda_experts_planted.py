@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType as T
 from helpers import simt
 from helpers.cuda_experts import FILE, Stack, chosen, columns, route, total
 from helpers.cuda_linear import compiled
-from kernels.test_cuda_experts import EXPERT, N_EXPERTS, case, router, spec
+from kernels.test_cuda_experts import EXPERT, MANY, N_EXPERTS, case, router, spec
 from kernels.test_cuda_linear_planted import planted
 
 from edgerun.backends import cuda_weights as cw
@@ -104,7 +104,7 @@ def units(folder: Path, kernel: str) -> np.ndarray | None:
     stack = Stack(m, t, rows, k, np.ascontiguousarray(rows[::-1]))
     choice = columns(EXPERT, N_EXPERTS, (2, 4))
     biases = np.random.default_rng(5).normal(0, 9, (2, N_EXPERTS, n)).astype(np.float32)
-    product = next(p for p in (stack.product(choice, 16), stack.product(choice))
+    product = next(p for p in (stack.product(choice, 16), stack.product(choice, MANY))
                    if p.shape.name == kernel)  # fmt: skip
     try:
         return stack.run(x, choice, *biases, cw.Epilogue.SWIGLU_OAI, product)

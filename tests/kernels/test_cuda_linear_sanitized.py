@@ -51,7 +51,7 @@ for t in {types!r}:
     expert = np.array([[1]] * 9 + [[0]] * 11, np.int32)
     few = stack.product(columns(expert, 2, (1, 1)), 16).tiles
     choice = columns(expert, 2, (few, 4))
-    for product in (stack.product(choice, 16), stack.product(choice)):
+    for product in (stack.product(choice, 16), stack.product(choice, 60)):
         biases = np.ones((2, 2, 17), np.float32)
         y = stack.run(x, choice, *biases, cw.Epilogue.SWIGLU_OAI, product)
     print("done", t)
