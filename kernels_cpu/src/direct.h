@@ -224,9 +224,34 @@ static void direct_seconds(const uint8_t* w, const uint8_t* act, int K, int M, f
     if (s.has[m]) stf(out + m * ldo, add(ldf(out + m * ldo), ldf(sums + m * R)));
 }
 
+// What is fetched while a tile is met. Tiles go in groups of `streams`: all of the next group are fetched side by side, each tile
+// of this one bringing its part of them. A core's prefetches hold one of a few buffers until memory answers, hardware's do not;
+// but these follow a stream no further than its page and then begin anew, so several have to be under way. 1.1 times as many
+// tokens as with one, at eight columns.
+struct Following {
+  enum { MOST = 512 * 1024 };  // bytes of a group: they wait in the second level
+  const uint8_t* from;
+  size_t tile;
+  int streams, stream = 0;
+  Following(const uint8_t* w, size_t tile, int t, int tiles) : tile(tile), streams(STREAMS) {
+    while (streams > 1 && (tiles % streams || size_t(streams) * tile > MOST)) streams--;
+    from = streams == 1 ? w + size_t(t) * tile + FAR
+                        : w + size_t(t / streams + 1) * size_t(streams) * tile + tile / size_t(streams) / 64 * 64 * size_t(t % streams);
+  }
+  template <int BYTES>
+  void block() {
+    prefetch<BYTES, 2>(from + size_t(stream) * tile);
+    if (++stream < streams) return;
+    stream = 0;
+    from += BYTES;
+  }
+};
+
 // `n` <= C columns are stored; the rest of the tile's columns may hold anything. starts: of make_starts, where they are used.
 template <class T, int C>
-static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s, const uint8_t* starts) {
+static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s, const uint8_t* starts,
+                   Following following) {
+  enum { BYTES = T::UNIT / Unit<T>::BLOCKS };
   const uint8_t* const act = a;
   const bool any = s.start && s.start[K / 32] > 0;
   alignas(64) float sum[DIRECT + 1][R];
@@ -241,7 +266,8 @@ static void direct(const uint8_t* w, const uint8_t* a, int K, float* out, int64_
     const int blocks = left < int(Unit<T>::BLOCKS) ? left : int(Unit<T>::BLOCKS);
 #pragma GCC unroll 1
     for (int i = 0; i < blocks; i++, a += C * REC, next++) {
-      prefetch<T::UNIT / Unit<T>::BLOCKS>(w + i * (T::UNIT / Unit<T>::BLOCKS));
+      following.block<BYTES>();
+      prefetch<BYTES, 1>(w + i * BYTES + NEAR);
       if constexpr (has_starts<T, C>()) {
         add_block<T, C>(f, u, i, Started<C>{{a}, starts});
         starts += C * 4 * (Unit<T>::HALVES + 1);

@@ -19,7 +19,7 @@ namespace q8 {
 static_assert(SLICE % 256 == 0, "a slice is whole blocks and units of every type");
 
 typedef void (*Direct)(const uint8_t* w, const uint8_t* a, int K, float* out, int64_t ldo, int n, const Seconds& s,
-                       const uint8_t* starts);
+                       const uint8_t* starts, Following following);
 
 // The kernels that exist, by columns from two on; tile_cols (act_q8.h) rounds up to one of them.
 #if defined(__AVX512VNNI__)
@@ -48,16 +48,17 @@ struct Run {
     if constexpr (has_starts<T, 4>())
       if (M <= PASSES && C >= 4) make_starts<T>(act, K, M, starts);
     if (M <= DIRECT) {
-      for (int t = 0; t < tiles; t++) kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M, seconds, starts);
+      for (int t = 0; t < tiles; t++)
+        kernels[C](w + size_t(t) * tile, act, K, out + int64_t(t) * R, ldo, M, seconds, starts, Following(w, tile, t, tiles));
       return;
     }
     if (M <= PASSES) {
       float* sums = (float*)(scratch + seconds_bytes(K, M));
-      for (int t = 0; t < tiles; t++, w += tile, out += R) {
-        const uint8_t *a = act, *s = starts;
+      for (int t = 0; t < tiles; t++, out += R) {
+        const uint8_t *const wt = w + size_t(t) * tile, *a = act, *s = starts;
         for (int m = 0; m < M; m += C, a += col_tile_bytes(K, C), s += size_t(K / 32) * size_t(C * 4 * (Unit<T>::HALVES + 1)))
-          kernels[C](w, a, K, out + m * ldo, ldo, M - m, Seconds{}, s);
-        if (seconds.start[K / 32]) direct_seconds<T>(w, act, K, M, out, ldo, seconds, sums);
+          kernels[C](wt, a, K, out + m * ldo, ldo, M - m, Seconds{}, s, Following(w, tile, t, tiles));
+        if (seconds.start[K / 32]) direct_seconds<T>(wt, act, K, M, out, ldo, seconds, sums);
       }
       return;
     }

@@ -45,12 +45,11 @@ namespace q8 {
 enum { VB = 4 * R };       // bytes of a register
 enum { NEAR = 4096, FAR = 16384 };  // how far the weight stream is prefetched, in bytes
 
-// From memory into the second level, and from there into the first: those in flight to the first are too few to hide memory's
-// latency. On Intel's server cores one column ran at a third of the speed with the non-temporal hint.
-template <int BYTES>
+// Into the second level, or from there into the first: those in flight to the first are too few to hide memory's latency. On
+// Intel's server cores one column ran at a third of the speed with the non-temporal hint.
+template <int BYTES, int LEVEL>
 ER_INL void prefetch(const uint8_t* p) {
-  for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + FAR + i, 0, 2);
-  for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + NEAR + i, 0, 3);
+  for (int i = 0; i < BYTES; i += 64) __builtin_prefetch(p + i, 0, LEVEL == 2 ? 2 : 3);
 }
 
 // 2^(e - 128) for R exponent bytes: the shared scale of MXFP4, halved because its codes are doubled.
