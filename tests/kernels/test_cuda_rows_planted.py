@@ -163,6 +163,6 @@ def test_planted_faults_are_found(fault: tuple[str, str, str, str, Check]) -> No
         check(planted(file, old, new))
 
 
-@pytest.mark.parametrize("check", {f[4]: None for f in FAULTS}, ids=str)
+@pytest.mark.parametrize("check", {f[4]: None for f in FAULTS}, ids=lambda f: f.__qualname__)
 def test_kernels_without_faults_pass_the_same_check(check: Check) -> None:
     check(KERNELS)
