@@ -90,7 +90,7 @@ static void direct_one(const uint8_t* w, size_t tile, const uint8_t* act, int K,
     for (int i = 0; i < blocks; i++, a += REC, next++, ahead += BYTES) {
       const OneColumn column = one_column_at<T>(a);
       ER_EACH {
-        for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(ahead + c * tile + line, 0, 3);
+        prefetch<BYTES, 1>(ahead + c * tile);
         add_block<T, 1>(f[c], u[c], i, column);
       }
       if (any && next[0] != next[1])

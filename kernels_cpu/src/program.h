@@ -41,12 +41,12 @@ struct Prologue {
   int32_t pad;
 };
 
-// Whether the value is anything but the input as it lies there.
 // Lines that another thread has written, on their way to this one.
 inline void bring(const float* from, int64_t floats) {
   for (int64_t i = 0; i < floats; i += 16) __builtin_prefetch(from + i, 0, 3);
 }
 
+// Whether the value is anything but the input as it lies there.
 inline bool computes(const Prologue& p) { return p.b >= 0 || p.scale != 1.0f || p.norm_n || p.sum >= 0; }
 
 struct LinearOut {
