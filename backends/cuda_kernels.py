@@ -23,6 +23,7 @@ from edgerun.native import data
 
 __all__ = [
     "FILES",
+    "TOP",
     "argmax_chunks",
     "compiled",
     "cubin",
@@ -31,6 +32,7 @@ __all__ = [
     "prepare",
     "source",
     "tokenwise",
+    "topk_chunks",
 ]
 
 #: Kernel -> its file in kernels_cuda.
@@ -55,9 +57,14 @@ FILES = {
     "route": "experts.cu",
     "sum_experts": "experts.cu",
     "tokenwise": "tokenwise.cu",
+    "topk": "topk.cu",
+    "topk_part": "topk.cu",
     "unpack_float_rows": "repack_float.cu",
     "unpack_rows": "rows.cu",
 }
+
+#: The largest logits of a row that ``topk`` finds.
+TOP = 128
 
 #: Generations of one kernel that stay on disk: installations of two versions take turns.
 _KEPT = 3
@@ -75,6 +82,11 @@ def tokenwise(k: int, acts: bool) -> tuple[str, int]:
 def argmax_chunks(n_vocab: int) -> int:
     """Blocks that share a row of logits; each leaves 8 bytes for ``argmax``."""
     return min(64, -(-n_vocab // 1024))
+
+
+def topk_chunks(n_vocab: int) -> int:
+    """Blocks that share a row of logits, each at most 4096; each leaves 8 * TOP bytes for ``topk``."""
+    return max(argmax_chunks(n_vocab), -(-n_vocab // 4096))
 
 
 def source(name: str) -> tuple[Path, str]:

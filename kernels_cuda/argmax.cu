@@ -1,6 +1,6 @@
 // argmax.cu: the id of the largest logit, the lowest of equals, -1 where some logit is not finite;
 // and the soft-cap of logits on the way.
-#include "ptx.cuh"
+#include "softcap.cuh"
 
 enum : int { THREADS = 256 };
 enum : unsigned { ALL = 0xffffffffu };
@@ -25,9 +25,6 @@ __device__ __forceinline__ Best best_of_block(Best mine, Best (&room)[THREADS / 
   for (int i = 0; i < THREADS / 32; ++i) mine = better(mine, room[i]);
   return mine;
 }
-__device__ __forceinline__ bool finite(float x) {
-  return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
-}
 
 // grid (chunks, rows), block THREADS: parts[row][chunk] of (value, id) pairs. logits [rows][ld];
 // cap > 0: they become cap * tanh(logit / cap). Chunks are equal but the last.
@@ -40,8 +37,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int end = min(start + size, n_vocab);
   Best mine = {-INFINITY_F, 0x7fffffff};
   for (int i = start + static_cast<int>(threadIdx.x); i < end; i += THREADS) {
-    float x = row[i];
-    if (cap > 0.0f && finite(x)) row[i] = x = cap * tanhf(x / cap);  // what is not finite must show
+    const float x = capped(row + i, cap);
     mine = better(mine, Best{x, finite(x) ? i : -1});
   }
   mine = best_of_block(mine, room);
