@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.backends.program import Program, Rows, Started
+from edgerun.backends.program import Program, Rows, Started, Top
 from edgerun.backends.specs import Activation, Attention, Experts, ExpertWeights, KVLayer, Rope
 from edgerun.backends.swap import SwapSpace
 from edgerun.errors import BackendError
@@ -47,6 +47,7 @@ __all__ = [
     "Started",
     "Taken",
     "Tensor",
+    "Top",
     "Weight",
     "distinct",
 ]
@@ -120,6 +121,7 @@ class Batch:
             ``n_past`` and the new tokens.
         outputs: int32 [n_outputs], ascending indexes into ``tokens`` whose logits are wanted.
         want_best: whether :attr:`Program.best` is wanted as well.
+        want_top: whether :attr:`Program.top` is; only of a program that has it.
         given: what :meth:`Ops.given` gives, float32 [n_tokens, width].
         packed: of a batch that :meth:`pack` made. Its arrays are views of that, made when the
             first of them is asked for.
@@ -132,6 +134,7 @@ class Batch:
     pages: I32
     outputs: I32
     want_best: bool = False
+    want_top: bool = False
     given: F32 | None = None
     packed: Packed | None = field(default=None, init=False)
 
@@ -171,6 +174,7 @@ class Batch:
         cls,
         rows: Sequence[tuple[Sequence[int], int, Sequence[int], Sequence[int]]],
         want_best: bool = False,
+        want_top: bool = False,
     ) -> Batch:
         """Build a batch from ``(tokens, n_past, pages, outputs)`` rows.
 
@@ -199,7 +203,9 @@ class Batch:
         ints = array("i", [*tokens, *positions, *starts, *n_past, *outputs, *pages])
         packed = Packed(ints, len(tokens), len(n_past), len(outputs), most, end)
         batch = object.__new__(cls)
-        batch.__dict__.update(want_best=want_best, given=None, packed=packed)
+        batch.__dict__.update(
+            want_best=want_best, want_top=want_top, given=None, packed=packed
+        )
         return batch
 
 

@@ -35,7 +35,7 @@ from edgerun.backends.cuda_lowered import (
     Ref,
     WriteKV,
 )
-from edgerun.backends.cuda_step import MOST_PADDED, Block, Shape, Tiling
+from edgerun.backends.cuda_step import MOST_PADDED, Block, Shape, Tiling, Wanted
 from edgerun.errors import BackendError
 
 __all__ = ["Addresses", "Builder", "row_bytes", "runs"]
@@ -59,12 +59,14 @@ def row_bytes(buffer: Buffer, n_tokens: int) -> int:
 
 
 class Addresses(NamedTuple):
-    """Where a step's inputs, attention's splits, the best ids, what they are chosen from and the
-    buffers lie. In padded steps tokens may stand for the best ids of the step before."""
+    """Where a step's inputs, attention's splits, the best ids, the largest logits, what these are
+    chosen from and the buffers lie. In padded steps tokens may stand for the best ids of the step
+    before. Of the largest logits all ids come first."""
 
     step: int
     parts: int
     best: int
+    top: int
     chunks: int
     buffers: list[int]
 
@@ -124,11 +126,13 @@ class Builder:
     def _tiling(spec: Attention, n_tokens: int) -> Tiling:
         return Tiling(spec.n_heads // spec.n_kv_heads, _tile(spec, n_tokens))
 
-    def scratch_bytes(self, shape: Shape) -> tuple[int, int]:
-        """Bytes for attention's splits and for what the best ids are chosen from."""
+    def scratch_bytes(self, shape: Shape, wanted: Wanted) -> tuple[int, int]:
+        """Bytes for attention's splits and for what is chosen from of each row of logits."""
         parts = [self._parts(s, shape) for s in self._specs if self._splits(s, shape)]
-        chunks = cuda_kernels.argmax_chunks(self._n_logits)
-        return max(parts, default=0), 8 * chunks * shape.n_outputs
+        chosen = 8 * cuda_kernels.argmax_chunks(self._n_logits)
+        if wanted == "top":
+            chosen = 8 * cuda_kernels.topk_chunks(self._n_logits) * cuda_kernels.TOP
+        return max(parts, default=0), chosen * shape.n_outputs
 
     @staticmethod
     def _parts(spec: Attention, shape: Shape) -> int:
@@ -165,22 +169,23 @@ class Builder:
         found: list[str] = []
         dry = copy.copy(self)
         dry._kernel = found.append
-        nowhere = Addresses(0, 0, 0, 0, [0] * len(self._program.buffers))
+        nowhere = Addresses(0, 0, 0, 0, 0, [0] * len(self._program.buffers))
         widths = [r.n_rot for r in self._program.ropes]
         for n, splits in ((1, 1), (1, 2), (16, 1), (32, 1), (MOST_PADDED, 1), (512, 1)):
             tilings = self.tilings(n)
             padded = n <= MOST_PADDED
             shape = Shape(n, 1, n, splits * 8, splits, (1,) * len(tilings), padded)
-            dry.build(shape, Block(shape, tilings, widths), nowhere, True)
+            dry.build(shape, Block(shape, tilings, widths), nowhere, "best")
+        dry._finish(_Step(shape, Block(shape, tilings, widths), nowhere, []), "top")
         return list(dict.fromkeys(found))
 
-    def build(self, shape: Shape, block: Block, at: Addresses, want_best: bool) -> list[Launch]:
+    def build(self, shape: Shape, block: Block, at: Addresses, wanted: Wanted) -> list[Launch]:
         """All launches of a step, in order."""
         step = _Step(shape, block, at, [])
         for op in self._program.ops:
             if not op.gathered or shape.n_outputs:
                 self._op(step, op)
-        self._finish(step, want_best)
+        self._finish(step, wanted)
         return step.launches
 
     def _op(self, step: _Step, op: Op) -> None:
@@ -317,17 +322,24 @@ class Builder:
         for x in mixture(op, self._count(step, op), kvpos, address, self._stride):
             self._emit(step, *x)
 
-    def _finish(self, step: _Step, want_best: bool) -> None:
+    def _finish(self, step: _Step, wanted: Wanted) -> None:
         """The soft-cap of logits and their largest."""
         p, n = self._program, step.shape.n_outputs
-        if not n or not (want_best or p.softcap > 0):
+        if not n or (wanted == "logits" and p.softcap <= 0):
             return
-        chunks = cuda_kernels.argmax_chunks(self._n_logits)
         logits, ld = self._address(step, p.result), self._stride(p.result)
         parts = ptr(step.at.chunks)
         args = (logits, ld, ld, f32(p.softcap), parts)
+        if wanted == "top":
+            chunks = cuda_kernels.topk_chunks(self._n_logits)
+            self._emit(step, "topk_part", (chunks, n, 1), (256, 1, 1), args)
+            ids, values = (ptr(step.at.top + i * 4 * cuda_kernels.TOP * n) for i in (0, 1))
+            top = (parts, i32(chunks), logits, ld, ids, values)
+            self._emit(step, "topk", (n, 1, 1), (1024, 1, 1), top)
+            return
+        chunks = cuda_kernels.argmax_chunks(self._n_logits)
         self._emit(step, "argmax_part", (chunks, n, 1), (256, 1, 1), args)
-        if want_best:
+        if wanted == "best":
             best = (parts, i32(chunks), ptr(step.at.best))
             self._emit(step, "argmax", (n, 1, 1), (256, 1, 1), best)
 

@@ -16,7 +16,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from edgerun.backends import base
+from edgerun.backends import base, cuda_kernels
 from edgerun.backends.cuda_device import Arena, Bytes, Device, Graph, Launch, Mark
 from edgerun.backends.cuda_kv import CudaKVPool
 from edgerun.backends.cuda_launch import Addresses, Builder, row_bytes
@@ -26,6 +26,7 @@ from edgerun.backends.cuda_step import (
     Block,
     Inputs,
     Shape,
+    Wanted,
     bucket,
     check,
     padded_shape,
@@ -88,6 +89,7 @@ class CudaProgram(base.Program):
     """A recorded forward pass over a pool."""
 
     ahead = MOST_PADDED
+    n_top = cuda_kernels.TOP
 
     def __init__(
         self, device: Device, lowered: Lowered, kv: CudaKVPool, n_ctx: int, n_vocab: int
@@ -104,7 +106,7 @@ class CudaProgram(base.Program):
         self._ropes = [RopeTable(r, n_ctx) for r in lowered.ropes]
         self._builder = Builder(device, lowered, kv)
         device.load(self._builder.names())
-        self._plans: OrderedDict[tuple[Shape, bool], _Plan] = OrderedDict()
+        self._plans: OrderedDict[tuple[Shape, Wanted], _Plan] = OrderedDict()
         self._small = _Room(device, self._moved)
         self._large = _Room(device, lambda: None)
         self._padded: dict[Shape, tuple[Inputs, Inputs]] = {}
@@ -112,6 +114,7 @@ class CudaProgram(base.Program):
         self._tilings = [self._builder.tilings(n) for n in (1, MOST_PADDED + 1)]
         self._logits = device.pinned(4 * self.n_vocab).view(np.float32)
         self._best = device.pinned(4 * MOST_PADDED).view(np.int32)
+        self._top = device.pinned(8 * self.n_top).view(np.int32)
         # Padded steps leave their ids here, for the next step and on their way to the host.
         self._named = device.alloc(4 * MOST_PADDED)
         self._fetched = device.pinned(8 * MOST_PADDED).view(np.int32).reshape(2, MOST_PADDED)
@@ -136,26 +139,30 @@ class CudaProgram(base.Program):
             OutOfMemoryError: no memory is left for so large a step.
         """
         check(batch, self._n_tokens, self._n_ctx, self._kv.n_pages)
-        self.best = None
+        self.best, self.top = None, None
         n = len(batch.outputs)
         if batch.n_tokens == 0:
             return np.zeros((0, self.n_vocab), np.float32)
-        want_best = batch.want_best and n > 0
-        plan = self._plan(batch, want_best)
+        wanted = _wanted(batch)
+        plan = self._plan(batch, wanted)
         self._upload(plan, batch)
-        if want_best:
+        if wanted == "best":
             self._carried = None
         self._go(plan)
         addresses = plan.addresses
         if n == 0:
             self._device.sync()  # the next step's inputs take the place of these
             return np.zeros((0, self.n_vocab), np.float32)
-        if not want_best:
+        if wanted == "logits":
             return self._fetch(n, addresses)
-        self._best = self._host(self._best, n).view(np.int32)
-        self._device.download(self._best[:n], addresses.best)
-        self.best = self._best[:n].copy()
-        return cast(base.F32, FetchedRows(_Logits(self, None, addresses, n).rows, range(n)))
+        if wanted == "top":
+            self.top = self._fetch_top(n, plan)
+            self.best = self.top.ids[:, 0].copy() if batch.want_best else None
+        else:
+            self._best = self._host(self._best, n).view(np.int32)
+            self._device.download(self._best[:n], addresses.best)
+            self.best = self._best[:n].copy()
+        return cast(base.F32, _Logits(self, None, addresses, n).lazily())
 
     def start(self, batch: base.Batch, after: base.Started | None = None) -> base.Started:
         """See the base class. At most :data:`MOST_PADDED` rows."""
@@ -168,7 +175,7 @@ class CudaProgram(base.Program):
         check(batch, self._n_tokens, self._n_ctx, self._kv.n_pages, n_named)
         assert batch.want_best
         assert 0 < batch.n_tokens == len(batch.outputs) <= MOST_PADDED
-        plan = self._plan(batch, True)
+        plan = self._plan(batch, "best")
         self._upload(plan, batch)
         self._go(plan)
         self._n_started += 1
@@ -193,11 +200,27 @@ class CudaProgram(base.Program):
         self._device.download(logits, addresses.buffers[self._lowered.result.buffer])
         return logits
 
+    def _fetch_row(self, i: int, n: int, addresses: Addresses) -> base.F32:
+        """The same of one of them, to its own place."""
+        v = self.n_vocab
+        self._logits = self._host(self._logits, n * v).view(np.float32)
+        row: base.F32 = self._logits[i * v : i * v + v]
+        self._device.download(row, addresses.buffers[self._lowered.result.buffer] + 4 * i * v)
+        return row
+
+    def _fetch_top(self, n: int, plan: _Plan) -> base.Top:
+        size = plan.shape.n_outputs * self.n_top
+        self._top = self._host(self._top, 2 * size).view(np.int32)
+        both = self._top[: 2 * size]
+        self._device.download(both, plan.addresses.top)
+        ids, logits = both[:size], both[size:].view(np.float32)
+        return base.Top(ids.reshape(-1, self.n_top)[:n], logits.reshape(-1, self.n_top)[:n])
+
     def launches(self, batch: base.Batch) -> list[Launch]:
         """What :meth:`run` would launch for ``batch``, whose inputs are on the device now: good
         until the next call of either. For measurements."""
         check(batch, self._n_tokens, self._n_ctx, self._kv.n_pages)
-        plan = self._plan(batch, batch.want_best)
+        plan = self._plan(batch, _wanted(batch))
         self._upload(plan, batch)
         return plan.launches
 
@@ -207,17 +230,17 @@ class CudaProgram(base.Program):
             return array
         return self._device.pinned(4 * max(n, 2 * len(array))).view(array.dtype)
 
-    def _plan(self, batch: base.Batch, want_best: bool) -> _Plan:
+    def _plan(self, batch: base.Batch, wanted: Wanted) -> _Plan:
         tilings = self._tilings[batch.n_tokens > MOST_PADDED]
         shape = padded_shape(batch, tilings)
-        key = (shape, want_best)
+        key = (shape, wanted)
         plan = self._plans.get(key)
         if plan is not None:
             self._plans.move_to_end(key)
         else:
             block = Block(shape, tilings, [r.width for r in self._ropes])
-            addresses = self._addresses(shape, block)
-            launches = self._builder.build(shape, block, addresses, want_best)
+            addresses = self._addresses(shape, block, wanted)
+            launches = self._builder.build(shape, block, addresses, wanted)
             plan = _Plan(launches, self._inputs(block), shape, addresses)
             if shape.padded:
                 self._plans[key] = plan
@@ -245,17 +268,18 @@ class CudaProgram(base.Program):
         self._plans.clear()
         self._steps += 2
 
-    def _addresses(self, shape: Shape, block: Block) -> Addresses:
+    def _addresses(self, shape: Shape, block: Block, wanted: Wanted) -> Addresses:
         room = self._small if shape.padded else self._large
         tokens = MOST_PADDED if shape.padded else shape.n_tokens
         outputs = shape.n_outputs
         counts = [bucket(outputs) if b.gathered else bucket(tokens) for b in self._lowered.buffers]
         sizes = [row_bytes(b, n) for b, n in zip(self._lowered.buffers, counts, strict=True)]
-        parts, chunks = self._builder.scratch_bytes(shape)
+        parts, chunks = self._builder.scratch_bytes(shape, wanted)
         best = 0 if shape.padded else 4 * shape.n_outputs
-        found = room.fit([block.nbytes, parts, best, chunks, *sizes])
+        top = 8 * self.n_top * shape.n_outputs if wanted == "top" else 0
+        found = room.fit([block.nbytes, parts, best, top, chunks, *sizes])
         best = self._named if shape.padded else found[2]
-        return Addresses(found[0], found[1], best, found[3], found[4:])
+        return Addresses(found[0], found[1], best, found[3], found[4], found[5:])
 
     def _upload(self, plan: _Plan, batch: base.Batch) -> None:
         """Inputs to where the step's launches read them. Of the two halves of host memory the one
@@ -290,6 +314,12 @@ class CudaProgram(base.Program):
             self._device.launch(launch)
 
 
+def _wanted(batch: base.Batch) -> Wanted:
+    if not len(batch.outputs):
+        return "logits"
+    return "top" if batch.want_top else "best" if batch.want_best else "logits"
+
+
 class _Logits:
     """What a step left on the device, until the next one. Those of a step with a ``batch`` are
     computed again if another was started since."""
@@ -301,6 +331,18 @@ class _Logits:
         self._where = n, addresses
         self.batch = batch
         self._rows: base.F32 | None = None
+        self._some: dict[int, base.F32] = {}
+
+    def lazily(self) -> FetchedRows:
+        """What asks for them when somebody looks."""
+        return FetchedRows(self.rows, range(self._where[0]), self._row)
+
+    def _row(self, i: int) -> base.F32:
+        if self._rows is not None or self._step != self._program._steps:
+            return self.rows()[i]
+        if i not in self._some:
+            self._some[i] = self._program._fetch_row(i, *self._where)
+        return self._some[i]
 
     def rows(self) -> base.F32:
         if self._rows is None:
@@ -342,4 +384,4 @@ class _Started(base.Started):
             assert self._logits.batch is not None
             self._logits.batch = filled(self._logits.batch, self._after.ids())
             self._after = None
-        return cast(base.Rows, FetchedRows(self._logits.rows, range(self.n)))
+        return cast(base.Rows, self._logits.lazily())

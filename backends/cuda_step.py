@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -19,7 +19,8 @@ from edgerun.backends import base, cuda_attention
 from edgerun.backends.checking import check
 
 __all__ = [
-    "MOST_PADDED", "Block", "Inputs", "Shape", "Tiling", "bucket", "check", "padded_shape",
+    "MOST_PADDED", "Block", "Inputs", "Shape", "Tiling", "Wanted", "bucket", "check",
+    "padded_shape",
 ]  # fmt: skip
 
 #: Most tokens of a step that is padded and replayed.
@@ -28,6 +29,8 @@ MOST_PADDED = 64
 NONE = -1
 
 I32 = npt.NDArray[np.int32]
+#: What a step makes of its logits on the device: nothing, the best ids, or the largest in order.
+Wanted: TypeAlias = Literal["logits", "best", "top"]
 
 
 class Tiling(NamedTuple):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from typing import TYPE_CHECKING, Protocol, overload
+from typing import TYPE_CHECKING, NamedTuple, Protocol, overload
 
 import numpy as np
 
 if TYPE_CHECKING:
     from edgerun.backends.base import F32, I32, Batch
 
-__all__ = ["Program", "Rows", "Started", "filled"]
+__all__ = ["Program", "Rows", "Started", "Top", "filled"]
 
 
 class Rows(Protocol):
@@ -21,6 +21,19 @@ class Rows(Protocol):
     def __getitem__(self, at: int) -> F32: ...
     @overload
     def __getitem__(self, at: slice) -> Rows: ...
+
+
+class Top(NamedTuple):
+    """The largest logits behind some tokens, best first, of equals the lowest id first (-0 equals 0).
+
+    Attributes:
+        ids: int32 [n, :attr:`Program.n_top`]. Behind the last logit above -inf they are -1; so are
+            all of a row where some logit is NaN or +inf.
+        logits: float32, theirs, with the bits of the whole row's; -inf where the id is -1.
+    """
+
+    ids: I32
+    logits: F32
 
 
 class Started(abc.ABC):
@@ -47,8 +60,13 @@ class Program(abc.ABC):
 
     n_vocab: int
     #: After a run whose batch asked for it: int32 [n_outputs], the id with the largest logit, the
-    #: lowest of equals, -1 where some logit is not finite. ``None`` if the backend leaves it out.
+    #: lowest of equals, -1 where some logit is not finite; but where :attr:`top` was asked for as
+    #: well, -inf is a logit as others. ``None`` if the backend leaves it out.
     best: I32 | None = None
+    #: After a run whose batch asked for it, until the next one: of each output. Else ``None``.
+    top: Top | None = None
+    #: How many logits of a row :attr:`top` holds; 0 = it is not there.
+    n_top: int = 0
     #: Most rows of a step that :meth:`start` takes, so that a device computes while the host is
     #: busy with the step before; 0 = it is not there.
     ahead: int = 0
@@ -62,7 +80,7 @@ class Program(abc.ABC):
     def run(self, batch: Batch) -> F32:
         """Run one step; returns logits float32 [n_outputs, n_vocab], valid until the next run.
 
-        For a batch that wants the best ids, they may be :class:`Rows` that are fetched only when
+        For a batch that wants the best ids or the largest logits, they may be :class:`Rows` that are fetched only when
         a row is asked for.
         """
 

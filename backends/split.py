@@ -266,15 +266,17 @@ class SplitProgram(base.Program):
         self._front = front
         self._back = back
         self.n_vocab = back.n_vocab
+        self.n_top = back.n_top
 
     def width(self, most: int) -> int:
         return self._front.width(self._back.width(most))
 
     def run(self, batch: base.Batch) -> base.F32:
         everything = np.arange(batch.n_tokens, dtype=np.int32)
-        states = self._front.run(dataclasses.replace(batch, outputs=everything, want_best=False))
+        asked = dataclasses.replace(batch, outputs=everything, want_best=False, want_top=False)
+        states = self._front.run(asked)
         logits = self._back.run(dataclasses.replace(batch, given=states))
-        self.best = self._back.best
+        self.best, self.top = self._back.best, self._back.top
         return logits
 
 

@@ -7,7 +7,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from edgerun.backends.base import Batch, Program
+from edgerun.backends.base import Program
 from edgerun.core import FinishReason
 from edgerun.engine.admission import Pager
 from edgerun.engine.ahead import Ahead, Flight
@@ -18,7 +18,7 @@ from edgerun.engine.embedding import Embedding
 from edgerun.engine.metrics import Counters, Metrics
 from edgerun.engine.pacing import Pacer
 from edgerun.engine.pages import Match, PagePool
-from edgerun.engine.rows import Row, add_drafts, feed
+from edgerun.engine.rows import Row, add_drafts, feed, pack
 from edgerun.engine.scheduler import Limits, plan
 from edgerun.engine.sequence import Scores, Sequence
 from edgerun.engine.swap import SwapTier
@@ -144,15 +144,15 @@ class Engine:
 
     def _compute(self, rows: list[Row], start: float) -> None:
         """A step that nothing is started behind."""
-        greedy = any(r.wants and r.sequence.sampler.greedy_fast for r in rows)
-        batch = Batch.pack([r.pack() for r in rows], want_best=greedy)
+        batch = pack(rows, self.program.n_top)
         try:
             logits = self.program.run(batch)
         except Exception as e:  # whatever it was, sequences outside this batch go on
             for r in rows:
                 self._fail(r.sequence, e, keep=False)
             return
-        scores = Scores(logits, self.program.best if greedy else None)
+        best = self.program.best if batch.want_best else None
+        scores = Scores(logits, best, self.program.top if batch.want_top else None)
         out = 0
         for r in rows:
             n_out = 1 + len(r.draft) if r.wants else 0

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from edgerun.backends.base import Batch
 from edgerun.engine.draft_source import Draft, Drafter, Widths
 from edgerun.engine.sequence import Sequence as EngineSequence
 
-__all__ = ["Row", "add_drafts", "feed", "guess"]
+__all__ = ["Row", "add_drafts", "feed", "guess", "pack"]
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,18 @@ class Row:
         ids = s.ids[s.n_past : s.n_past + self.n]
         end = self.n + len(self.draft)
         return [*ids, *self.draft], s.n_past, s.pages, range(self.n - 1 if self.wants else end, end)
+
+
+def pack(rows: Sequence[Row], n_top: int) -> Batch:
+    """A step's batch, which asks for no more of its logits than some row can use.
+
+    Args:
+        n_top: how many of the largest logits the program gives.
+    """
+    samplers = [r.sequence.sampler for r in rows if r.wants]
+    greedy = any(s.greedy_fast for s in samplers)
+    few = n_top > 0 and any(0 < s.leading <= n_top for s in samplers)
+    return Batch.pack([r.pack() for r in rows], want_best=greedy, want_top=few)
 
 
 def add_drafts(

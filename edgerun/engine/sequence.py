@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
-from edgerun.backends.base import F32, I32, Rows
+from edgerun.backends.base import F32, I32, Rows, Top
 from edgerun.core import FinishReason, SamplingParams, Timings, Usage
 from edgerun.engine.draft_source import Drafter
 from edgerun.engine.prefix import Node
@@ -37,17 +37,19 @@ class Sink(Protocol):
 class Scores(NamedTuple):
     """What the model says behind some tokens.
 
-    ``logits`` are float32 [n, n_vocab], as the program gave them; ``best`` is int32 [n] as
-    :attr:`~edgerun.backends.base.Program.best` says, or None.
+    ``logits`` are float32 [n, n_vocab], as the program gave them; ``best`` and ``top`` are as
+    :attr:`~edgerun.backends.base.Program.best` and ``top`` say, or None.
     """
 
     logits: Rows
     best: I32 | None = None
+    top: Top | None = None
 
     def part(self, start: int, stop: int) -> Scores:
         """Those of some of the tokens."""
         best = None if self.best is None else self.best[start:stop]
-        return Scores(self.logits[start:stop], best)
+        top = self.top and Top(self.top.ids[start:stop], self.top.logits[start:stop])
+        return Scores(self.logits[start:stop], best, top)
 
     def row(self, i: int) -> F32:
         """The logits behind one token."""
@@ -55,6 +57,9 @@ class Scores(NamedTuple):
 
     def best_of(self, i: int) -> int | None:
         return None if self.best is None else int(self.best[i])
+
+    def top_of(self, i: int) -> tuple[I32, F32] | None:
+        return None if self.top is None else (self.top.ids[i], self.top.logits[i])
 
 
 @dataclass(eq=False)
@@ -142,7 +147,8 @@ class Sequence:
         out: list[Sampled] = []
         for j in range(len(draft) + 1):
             try:
-                sampled = self.sampler.sample(partial(scores.row, j), scores.best_of(j))
+                known = scores.best_of(j), scores.top_of(j)
+                sampled = self.sampler.sample(partial(scores.row, j), *known)
                 if sampled.token_id in self.eog_ids and not self.params.ignore_eos:
                     return out, True, None
                 self.sampler.accept(sampled.token_id)

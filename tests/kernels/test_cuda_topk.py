@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import simt
+from helpers.leading import top_of
 from helpers.simt import KERNELS, ORDERS, Guarded
 from numpy.typing import NDArray
 
@@ -36,23 +37,10 @@ def leading(
     return ids.array, values.array
 
 
-def expected(logits: F32) -> tuple[I32, F32]:
-    """The same by sorting whole rows."""
-    ids = np.full((len(logits), TOP), -1, np.int32)
-    values = np.full((len(logits), TOP), -np.inf, np.float32)
-    for i, row in enumerate(logits):
-        if np.isnan(row).any() or (row == np.inf).any():
-            continue
-        order = np.argsort(-row.astype(np.float64), kind="stable")[:TOP]
-        order = order[row[order] > -np.inf]
-        ids[i, : len(order)], values[i, : len(order)] = order, row[order]
-    return ids, values
-
-
 def check(logits: F32, order: tuple[int, int] = (0, 1), folder: Path = KERNELS) -> None:
     """Ids, order and the values' bits, and that the logits stay."""
     kept = logits.copy()
-    found, wanted = leading(logits, order=order, folder=folder), expected(logits)
+    found, wanted = leading(logits, order=order, folder=folder), top_of(logits, TOP)
     np.testing.assert_array_equal(found[0], wanted[0])
     np.testing.assert_array_equal(found[1].view(np.int32), wanted[1].view(np.int32))
     np.testing.assert_array_equal(logits.view(np.int32), kept.view(np.int32))
@@ -66,7 +54,7 @@ def rows(rng: np.random.Generator, vocab: int) -> Iterator[F32]:
     yield np.round(row)  # ties across the last place
     yield np.where(rng.random(vocab) < 0.5, f32(-0.0), f32(0.0))  # equal, so the lowest count
     yield np.full_like(row, -3.4028235e38)
-    yield (row * 1e-42).astype(np.float32)  # no bits are lost of the smallest ones
+    yield (row * 1e-42).astype(np.float32)  # too small to be normal, and in order
     few = np.full_like(row, -np.inf)
     few[:: vocab // 50 + 1] = row[:: vocab // 50 + 1]
     yield few
@@ -110,7 +98,7 @@ def check_caps(folder: Path) -> None:
     wanted = 30 * np.tanh(logits.astype(np.float64) / 30)
     ids, values = leading(logits, cap=30.0, folder=folder)
     np.testing.assert_allclose(logits[0], wanted[0], rtol=1e-6)
-    np.testing.assert_array_equal(ids[0], expected(logits[:1])[0][0])
+    np.testing.assert_array_equal(ids[0], top_of(logits[:1], TOP).ids[0])
     np.testing.assert_array_equal(values[0], logits[0, ids[0]])
     assert (ids[1:] == -1).all()
     assert np.isinf(logits[1, 5])

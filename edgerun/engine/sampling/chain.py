@@ -8,7 +8,7 @@ from edgerun.core import SamplingParams
 from edgerun.engine.sampling.dense import Pool
 from edgerun.engine.sampling.sparse import COLDEST
 
-__all__ = ["Stage", "Usual", "truncation", "usual"]
+__all__ = ["Stage", "Usual", "leading", "truncation", "usual"]
 
 #: (pool, XTC's coin for this token) -> pool
 Stage = Callable[[Pool, float], Pool]
@@ -30,6 +30,21 @@ def usual(steps: Sequence[str], p: SamplingParams, n_vocab: int) -> Usual | None
     if not plain or not few or list(steps) != [s for s in _USUAL if s in steps]:
         return None
     return p.top_k, min(p.top_p, 1.0), max(p.min_p, 0.0), max(p.temperature, COLDEST)
+
+
+def leading(steps: Sequence[str], p: SamplingParams, n_vocab: int) -> int:
+    """How many of a row's largest logits may decide what ``steps`` choose; 0 if it is none.
+
+    ``steps`` are the names of those that do something, in order; without any, it is the whole row,
+    or with ``p.temperature`` <= 0 the largest.
+    """
+    if p.logprobs is not None:
+        return 0
+    if p.temperature <= 0.0:
+        return 1
+    first = next((s for s in steps if s not in ("bias", "penalties", "dry")), "")
+    k = {"top_k": max(p.top_k, p.min_keep), "min_p": max(p.min_keep, 1)}.get(first, 0)
+    return k if k < n_vocab else 0
 
 
 def truncation(name: str, p: SamplingParams) -> Stage | None:

@@ -18,9 +18,10 @@ from edgerun.engine.sampling.cut import MASS_NOISE, lightest
 from edgerun.engine.sampling.native import F32, F64, I32, TOP_K_MAX, Scans, address
 from edgerun.engine.sampling.sparse import COLDEST, Adjust, Sparse, check, dynamic_temperature
 
-__all__ = ["Dense", "Pool"]
+__all__ = ["FEW", "Dense", "Pool"]
 
-_FEW = 2048  # so many candidates are cheaper to list than to mask the others
+#: So many candidates are cheaper to list than to mask the others.
+FEW = 2048
 
 
 class Dense:
@@ -90,7 +91,7 @@ class Dense:
         count = int(np.count_nonzero(allowed))
         if count == self._scans.n:
             return self
-        if count <= _FEW:
+        if count <= FEW:
             ids = np.flatnonzero(allowed).astype(np.int32)
             vals = self._x[ids]
             if not (possible := vals > -np.inf).all():

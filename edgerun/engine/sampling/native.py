@@ -139,14 +139,19 @@ class Scans:
         m = self._topk(x, self.n, self._p_bmax, best, k, self._p_heap, self._p_ids, self._p_vals)
         return self._ids[:m].copy(), self._vals[:m].copy()
 
-    def usual(self, x: int, k: int, p: float, min_p: float, t: float, u: float) -> int:
+    def usual(
+        self, x: int, k: int, p: float, min_p: float, t: float, u: float, n: int | None = None
+    ) -> int:
         """Top-k (k <= TOP_K_MAX and below n), top-p (1: off), min-p (0: off), temperature and the
-        draw for ``u`` in one call. The token; -1 where :meth:`scan` or what follows would fail."""
+        draw for ``u`` in one call. The token; -1 where :meth:`scan` or what follows would fail.
+
+        With ``n``, at most the vocabulary's, of a row that is so long: where the token stands."""
         return int(
             self._usual(
-                x, self.n, k, p, min_p, t, u, self._p_bmax, self._p_heap, self._p_ids, self._p_vals
+                x, self.n if n is None else n, k, p, min_p, t, u,
+                self._p_bmax, self._p_heap, self._p_ids, self._p_vals,
             )
-        )
+        )  # fmt: skip
 
     def collect(self, x: int, low: float, high: float = float("inf")) -> tuple[I32, F32]:
         """Ids and values of every low <= value <= high above -inf, by id."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from edgerun.core import SamplingParams
 from edgerun.engine.sampling import rng
-from edgerun.engine.sampling.chain import Stage, truncation, usual
+from edgerun.engine.sampling.chain import Stage, leading, truncation, usual
 from edgerun.engine.sampling.constraint import TokenConstraint, unpack
 from edgerun.engine.sampling.dense import Dense, Pool
 from edgerun.engine.sampling.dry import Dry
+from edgerun.engine.sampling.leading import Leading, UnknownError
 from edgerun.engine.sampling.mirostat import Mirostat
 from edgerun.engine.sampling.native import F32, F64, I32, address, scans
 from edgerun.engine.sampling.penalties import Bias, Penalties
@@ -100,6 +101,7 @@ class Sampler:
         self.steps = tuple(name for name, stage in stages if stage is not None)
         alone = constraint is None and params.logprobs is None
         self._usual = usual(self.steps, params, n_vocab) if alone else None
+        self._leading = 0 if self._mirostat else leading(self.steps, params, n_vocab)
         scans(n_vocab)  # fail now, not at the first token, if the library is missing
 
     def _stage(self, name: str, params: SamplingParams) -> Stage | None:
@@ -125,6 +127,12 @@ class Sampler:
         return self.greedy_fast and self._constraint is None
 
     @property
+    def leading(self) -> int:
+        """How many of the largest logits may be enough for ``sample``; 0 if the whole row is needed,
+        or no more than an argmax."""
+        return 0 if self.plain else self._leading
+
+    @property
     def ended(self) -> bool:
         """Whether a constraint allows nothing more."""
         return self._constraint is not None and self._constraint.ended
@@ -135,15 +143,20 @@ class Sampler:
         return self._position
 
     def sample(
-        self, logits: np.ndarray | Callable[[], np.ndarray], best: int | None = None
+        self,
+        logits: np.ndarray | Callable[[], np.ndarray],
+        best: int | None = None,
+        top: tuple[I32, F32] | None = None,
     ) -> Sampled:
         """The next token; the same for the same logits until ``accept``.
 
         Args:
             logits: float32 [n_vocab] or longer; only the first n_vocab count. Not written to. Or
-                what gives them, asked only if ``best`` does not suffice.
+                what gives them, asked only if neither ``best`` nor ``top`` suffices.
             best: where the largest of all logits is, the first of equals, if that is known and
                 all are finite; else negative or None. Used where :attr:`greedy_fast`.
+            top: a row's part of :class:`edgerun.backends.base.Top`, ids and logits, if that is
+                known. Used where :attr:`leading`; what is returned does not depend on it.
 
         Raises:
             GenerationError: a logit is NaN or +inf, or nothing is left to sample.
@@ -156,6 +169,10 @@ class Sampler:
             and (self._constraint is None or self._constraint.mask()[best >> 5] >> (best & 31) & 1)
         ):
             return Sampled(best)
+        if top is not None and self._leading:
+            found = self._sample_top(*top)
+            if found is not None:
+                return Sampled(found)
         row = self._row(logits() if callable(logits) else logits)
         if self._usual is not None:
             u = rng.draws(self._seed, self._position, self._stream)[0]
@@ -174,6 +191,29 @@ class Sampler:
             )
         token_id = self._choose(pool)
         return Sampled(token_id, float(row[token_id]) - norm, top)
+
+    def _sample_top(self, ids: I32, logits: F32) -> int | None:
+        """What :meth:`sample` gives, if the largest logits decide it."""
+        n_vocab = self._n_vocab
+        if int(ids.max()) >= n_vocab:
+            real = ids < n_vocab
+            ids, logits = ids[real], logits[real]
+        if not len(ids) or ids[0] < 0:
+            return None  # the whole row says why
+        whole = bool(ids[-1] < 0)
+        if self._usual is None:
+            n = int(np.count_nonzero(ids >= 0)) if whole else len(ids)
+            pool = cast(Dense, Leading(ids[:n], logits[:n], n_vocab, whole=whole))
+            try:
+                return self._choose(pool)
+            except UnknownError:
+                return None
+        if not whole and self._leading > len(ids):
+            return None
+        u = rng.draws(self._seed, self._position, self._stream)[0]
+        n = min(len(ids), n_vocab)
+        at = scans(n_vocab).usual(address(logits), *self._usual, u, n)
+        return int(ids[at]) if at >= 0 else None
 
     def distribution(self, logits: np.ndarray) -> tuple[I32, F64]:
         """What the next token is drawn from, for tests and tools: slower than ``sample``.
