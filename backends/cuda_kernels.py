@@ -85,7 +85,7 @@ def argmax_chunks(n_vocab: int) -> int:
 
 
 def topk_chunks(n_vocab: int) -> int:
-    """Blocks that share a row of logits, each at most 4096; each leaves 8 * TOP bytes for ``topk``."""
+    """Blocks that share a row of logits, at most 4096 each; they leave ``topk`` 8 * TOP bytes."""
     return max(argmax_chunks(n_vocab), -(-n_vocab // 4096))
 
 

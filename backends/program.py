@@ -24,7 +24,7 @@ class Rows(Protocol):
 
 
 class Top(NamedTuple):
-    """The largest logits behind some tokens, best first, of equals the lowest id first (-0 equals 0).
+    """The largest logits behind some tokens, best first, of equals (-0 is 0) the lowest id first.
 
     Attributes:
         ids: int32 [n, :attr:`Program.n_top`]. Behind the last logit above -inf they are -1; so are
@@ -80,8 +80,8 @@ class Program(abc.ABC):
     def run(self, batch: Batch) -> F32:
         """Run one step; returns logits float32 [n_outputs, n_vocab], valid until the next run.
 
-        For a batch that wants the best ids or the largest logits, they may be :class:`Rows` that are fetched only when
-        a row is asked for.
+        For a batch that wants the best ids or the largest logits, they may be :class:`Rows` that
+        are fetched only when a row is asked for.
         """
 
     def start(self, batch: Batch, after: Started | None = None) -> Started:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from helpers import mixed_model
 from helpers.host_device import HostDevice
+from helpers.leading import top_of
 from helpers.paths import FIXTURES
 from helpers.runner import (
     Runner,
@@ -236,21 +237,61 @@ def test_the_best_token_is_found_beside_the_logits(open_runner: Open) -> None:
     assert program.best is None
 
 
+def downloads(runner: Runner) -> list[int]:
+    """The bytes of each copy to the host from here on."""
+    found: list[int] = []
+    fetch = device(runner).download
+    device(runner).download = lambda data, at: (found.append(data.nbytes), fetch(data, at))[1]  # type: ignore[method-assign]
+    return found
+
+
+def test_the_largest_logits_come_over_alone(open_runner: Open) -> None:
+    """Of steps that are replayed and of one that is not, of capped logits, of a step that wants
+    the best ids as well."""
+    runner = open_runner(fixture("gemma2"), n_pages=16)
+    program, ids = runner.program, np.random.default_rng(3).integers(1, 60, 70).tolist()
+    several = [([i], 0, [3 + i], [0]) for i in range(3)]
+    steps = [several, several, several, [(ids[:9], 0, [0], range(4, 9))]]
+    down = downloads(runner)
+    for rows in [*steps, [(ids, 0, [0, 1, 2], range(60, 70))]]:
+        wanted = np.array(program.run(Batch.pack(rows)))
+        assert program.top is None
+        for best in (False, True):
+            batch = Batch.pack(rows, want_best=best, want_top=True)
+            down.clear()
+            logits = program.run(batch)
+            (nbytes,) = down
+            assert nbytes <= 16 * program.n_top * len(wanted)
+            found, expected = program.top, top_of(wanted, program.n_top)
+            assert found is not None
+            assert found.ids.tolist() == expected.ids.tolist()
+            assert same_bits(found.logits, expected.logits)
+            assert same_bits(np.array(logits), wanted)
+            if best:
+                assert program.best is not None
+                assert program.best.tolist() == wanted.argmax(axis=1).tolist()
+            else:
+                assert program.best is None
+    assert device(runner).n_replays > 0
+
+
 def test_logits_stay_on_the_device_until_a_row_is_asked_for(open_runner: Open) -> None:
     runner = open_runner(fixture("llama"))
     ids = [5, 6, 7, 8]
     expected = runner.logits(ids)
-    down: list[int] = []
-    fetch = device(runner).download
-    device(runner).download = lambda data, at: (down.append(data.nbytes), fetch(data, at))[1]  # type: ignore[method-assign]
+    down = downloads(runner)
     rows = runner.program.run(Batch.pack([(ids, 0, [0], range(4))], want_best=True))
     assert down == [16]  # four ids
     part = rows[1:][1:3]
     assert len(part) == 2
-    assert same_bits(part[0], expected[2])
-    assert same_bits(part[1], expected[3])
+    for _ in range(2):
+        assert same_bits(part[0], expected[2])
+        assert same_bits(part[1], expected[3])
+    row = expected[0].nbytes
+    assert down == [16, row, row]  # those alone, and once
     assert same_bits(np.array(rows[:2]), expected[:2])
-    assert down == [16, expected.nbytes]  # all at once, and once
+    assert same_bits(part[1], expected[3])
+    assert down == [16, row, row, 4 * row]
     late = runner.program.run(Batch.pack([([9], 4, [0], [0])], want_best=True))
     runner.program.run(Batch.pack([([9], 4, [0], [0])]))
     with pytest.raises(AssertionError, match="another step"):

@@ -13,6 +13,7 @@ import pytest
 from helpers import gguf_build as gb
 from helpers import mixed_model, scenarios
 from helpers.host_device import HostDevice
+from helpers.leading import top_of
 from helpers.paths import FIXTURES
 from helpers.runner import Alone, Runner, among_others, arch_fixtures, check_pages, same_bits
 
@@ -128,6 +129,18 @@ def test_states_without_a_head(split: SplitBackend, path: Path) -> None:
         states.append(np.array(program.run(Batch.pack([(IDS[:10], 0, [0], [0, 9])]))))
     assert states[0].shape == states[1].shape == (2, runner.config.n_embd)
     np.testing.assert_allclose(states[0], states[1], atol=5e-3 * np.abs(states[1]).max())
+
+
+def test_the_largest_logits_come_from_the_device(split: SplitBackend, path: Path) -> None:
+    runner = Runner(path, split, n_ctx=64, n_pages=4)
+    asked = Batch.pack([(IDS[:9], 0, [0], range(4, 9))], want_top=True)
+    wanted = top_of(np.array(runner.program.run(asked)), runner.program.n_top)
+    assert runner.program.top is not None
+    assert runner.program.top.ids.tolist() == wanted.ids.tolist()
+    assert same_bits(runner.program.top.logits, wanted.logits)
+    assert runner.program.best is None
+    runner.program.run(Batch.pack([(IDS[:3], 0, [2], [2])]))
+    assert runner.program.top is None
 
 
 def test_the_best_ids_come_from_the_device(split: SplitBackend, path: Path) -> None:

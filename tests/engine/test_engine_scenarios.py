@@ -23,8 +23,9 @@ class Poisoned(AheadProgram):
 
 @pytest.mark.parametrize("block", range(20))
 def test_every_request_gets_what_it_gets_alone(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every other program lets its steps be started ahead."""
-    counts = dict.fromkeys(("preemptions", "evictions", "cached_tokens", "drafts", "ahead"), 0)
+    """Every other program lets its steps be started ahead, two of three give the largest logits."""
+    happened = "preemptions", "evictions", "cached_tokens", "drafts", "ahead", "tops"
+    counts = dict.fromkeys(happened, 0)
     for seed in range(block * BLOCK, (block + 1) * BLOCK):
         ahead = 1000 * (seed % 2)
         params = scenarios.GREEDY if ahead else scenarios.PARAMS
@@ -32,6 +33,7 @@ def test_every_request_gets_what_it_gets_alone(block: int, monkeypatch: pytest.M
         scenarios.expect(s, scenarios.poisoned(logits_of), N_VOCAB)
         program = Poisoned(s.n_pages, s.page_size)
         program.ahead = ahead
+        program.n_top = (0, 40, 8)[seed % 3]
         monkeypatch.setattr("edgerun.engine.ahead._QUIET", seed // 2 % 5)
         e = engine(s.n_pages, s.page_size, s.limits, program)
         scenarios.run(s, e, seed)
@@ -40,6 +42,7 @@ def test_every_request_gets_what_it_gets_alone(block: int, monkeypatch: pytest.M
         counts["evictions"] += m.evictions
         counts["cached_tokens"] += m.cached_tokens
         counts["ahead"] += program.n_ahead
+        counts["tops"] += program.n_tops
         counts["drafts"] += sum(d.accepted for d in m.drafts.values())
     assert all(n > 5 for n in counts.values()), counts  # it all did happen
 

@@ -76,8 +76,8 @@ class Steps:
     def __init__(self, setting: dict[str, Any], n_vocab: int = N, allowed: Any = None) -> None:
         def make() -> Sampler:
             return Sampler(
-                SamplingParams(**setting), n_vocab, eog_ids=(2,), seed=5, prompt_ids=[1, 2, 3, 1, 2],
-                token_bytes=lambda i: bytes([i % 256]),
+                SamplingParams(**setting), n_vocab, eog_ids=(2,), seed=5,
+                prompt_ids=[1, 2, 3, 1, 2], token_bytes=lambda i: bytes([i % 256]),
                 constraint=None if allowed is None else Allow(allowed, n_vocab),
             )  # fmt: skip
 

@@ -22,6 +22,7 @@ from edgerun.engine.draft_source import whole_drafts
 from edgerun.engine.sampling import Sampled, Sampler
 from edgerun.engine.swap import SwapTier
 from edgerun.errors import GenerationError
+from helpers.leading import top_of
 
 N_VOCAB = 61
 EOG = 0
@@ -101,6 +102,7 @@ class FakeProgram(Program):
         self.may_write: Callable[[int], bool] = lambda page: True
         self.widths: list[tuple[int, int]] = []  # rows, tokens
         self.copies: list[tuple[int, int]] = []
+        self.n_tops = 0  # steps that asked for the largest logits
         self._memory = np.random.default_rng(0).integers(1, N_VOCAB, (n_pages, page_size))
 
     def copy_page(self, src: int, dst: int) -> None:
@@ -135,6 +137,9 @@ class FakeProgram(Program):
         if batch.want_best:
             finite = np.isfinite(logits).all(axis=1)
             self.best = np.where(finite, logits.argmax(axis=1), -1).astype(np.int32)
+        assert self.n_top or not batch.want_top
+        self.top = top_of(logits, self.n_top) if batch.want_top else None
+        self.n_tops += batch.want_top
         return logits
 
     def predict(self, ids: Sequence[int]) -> F32:

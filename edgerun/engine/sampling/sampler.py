@@ -128,8 +128,8 @@ class Sampler:
 
     @property
     def leading(self) -> int:
-        """How many of the largest logits may be enough for ``sample``; 0 if the whole row is needed,
-        or no more than an argmax."""
+        """How many of the largest logits may be enough for ``sample``; 0 if the whole row is
+        needed, or no more than an argmax."""
         return 0 if self.plain else self._leading
 
     @property
