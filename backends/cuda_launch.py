@@ -335,7 +335,7 @@ class Builder:
             self._emit(step, "topk_part", (chunks, n, 1), (256, 1, 1), args)
             ids, values = (ptr(step.at.top + i * 4 * cuda_kernels.TOP * n) for i in (0, 1))
             top = (parts, i32(chunks), logits, ld, ids, values)
-            self._emit(step, "topk", (n, 1, 1), (1024, 1, 1), top)
+            self._emit(step, "topk", (n, 1, 1), (256, 1, 1), top)
             return
         chunks = cuda_kernels.argmax_chunks(self._n_logits)
         self._emit(step, "argmax_part", (chunks, n, 1), (256, 1, 1), args)

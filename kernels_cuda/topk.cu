@@ -2,7 +2,7 @@
 // most ways of sampling need to know of it.
 #include "softcap.cuh"
 
-enum : int { TOP = 128, PART_THREADS = 256, THREADS = 1024, EACH = 16, EACH_MERGED = 8 };
+enum : int { TOP = 128, THREADS = 256, WARPS = THREADS / 32, EACH = 16, EACH_MERGED = 32 };
 enum : unsigned { ALL = 0xffffffffu, INFINITE = 0xff800000u };
 
 // A logit's place among others, and its id. Key 0: nothing, as is -inf; +inf is INFINITE, NaN above
@@ -18,26 +18,22 @@ __device__ __forceinline__ uint32_t key_of(float x) {
   return bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-__device__ __forceinline__ int sum_of_warp(int mine) {
-#pragma unroll
-  for (int o = 16; o; o >>= 1) mine += __shfl_xor_sync(ALL, mine, o);
-  return mine;
-}
-
 // The keys of a block, N a thread, in order of their ids: thread l of warp w has those at
 // w * 32 N + 32 j + l.
-template <int WARPS, int N>
+template <int N>
 struct Keys {
   uint32_t key[N];
   unsigned taken;  // bit j
   int side;        // of the room that is written next; the other one may still be read
 
-  // Of a number that each warp has (its threads the same): the sum over warps before this one, or all.
+  // Of a number that each warp has, its threads the same: the sum over warps before it, or over all.
   __device__ __forceinline__ int sum(int of_warp, bool all, int (&room)[2][WARPS]) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (lane == 0) room[side][warp] = of_warp;
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x % 32 == 0) room[side][warp] = of_warp;
     __syncthreads();
-    const int found = sum_of_warp(lane < (all ? WARPS : warp) ? room[side][lane] : 0);
+    int found = 0;
+#pragma unroll
+    for (int i = 0; i < WARPS; ++i) found += all || i < warp ? room[side][i] : 0;
     side ^= 1;
     return found;
   }
@@ -45,7 +41,9 @@ struct Keys {
     int mine = 0;
 #pragma unroll
     for (int j = 0; j < N; ++j) mine += key[j] >= least;
-    return sum(sum_of_warp(mine), true, room);
+#pragma unroll
+    for (int o = 16; o; o >>= 1) mine += __shfl_xor_sync(ALL, mine, o);
+    return sum(mine, true, room);
   }
 
   // Takes the TOP largest, of equals the first. put(j, at) of each in order of ids; returns how many.
@@ -86,24 +84,24 @@ struct Keys {
   }
 };
 
-// grid (chunks, rows), block PART_THREADS: parts[row][chunk][TOP] in order of ids. logits [rows][ld],
-// capped on the way. Chunks are equal but the last, and of at most EACH * PART_THREADS logits.
-extern "C" __global__ void __launch_bounds__(PART_THREADS)
+// grid (chunks, rows), block THREADS: parts[row][chunk][TOP] in order of ids. logits [rows][ld],
+// capped on the way. Chunks are equal but the last, and of at most EACH * THREADS logits.
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     topk_part(float* __restrict__ logits, int ld, int n_vocab, float cap, Entry* __restrict__ parts) {
-  __shared__ int room[2][PART_THREADS / 32];
+  __shared__ int room[2][WARPS];
   float* row = logits + static_cast<size_t>(blockIdx.y) * ld;
   Entry* part = parts + (static_cast<size_t>(blockIdx.y) * gridDim.x + blockIdx.x) * TOP;
   const int size = (n_vocab + gridDim.x - 1) / gridDim.x, start = blockIdx.x * size;
   const int end = min(start + size, n_vocab);
   const int first = start + threadIdx.x / 32 * (32 * EACH) + threadIdx.x % 32;
-  Keys<PART_THREADS / 32, EACH> keys;
+  Keys<EACH> keys;
 #pragma unroll
   for (int j = 0; j < EACH; ++j) {
     const int i = first + 32 * j;
     keys.key[j] = i < end ? key_of(capped(row + i, cap)) : 0;
   }
   const int n = keys.take(room, [&](int j, int at) { part[at] = Entry{keys.key[j], first + 32 * j}; });
-  for (int i = n + threadIdx.x; i < TOP; i += PART_THREADS) part[i] = Entry{0, -1};
+  for (int i = n + threadIdx.x; i < TOP; i += THREADS) part[i] = Entry{0, -1};
 }
 
 // grid rows, block THREADS: ids, values [rows][TOP]. Behind the last logit above -inf are ids -1 of
@@ -111,14 +109,14 @@ extern "C" __global__ void __launch_bounds__(PART_THREADS)
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
     topk(const Entry* __restrict__ parts, int chunks, const float* __restrict__ logits, int ld,
          int* __restrict__ ids, float* __restrict__ values) {
-  __shared__ int room[2][THREADS / 32];
+  __shared__ int room[2][WARPS];
   __shared__ Entry kept[TOP];
   const Entry* entries = parts + static_cast<size_t>(blockIdx.x) * chunks * TOP;
   const int place = threadIdx.x / 32 * (32 * EACH_MERGED) + threadIdx.x % 32;
   // As many at a time as the block's threads hold: those kept before, then further ones.
   int n = 0;
   for (int next = 0; next < chunks * TOP;) {
-    Keys<THREADS / 32, EACH_MERGED> keys;
+    Keys<EACH_MERGED> keys;
     int id[EACH_MERGED];
 #pragma unroll
     for (int j = 0; j < EACH_MERGED; ++j) {

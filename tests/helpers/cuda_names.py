@@ -13,7 +13,7 @@ HEADS = (64, 80, 96, 128, 256)
 #: Types of Q and K, and of V, where they differ: of Q2_K, Q3_K_M, Q4_K_M, Q5_K_M, IQ4_XS files, and
 #: of those whose rows are no multiple of 256.
 PAIRS = ((10, 11), (10, 12), (11, 13), (12, 14), (13, 14), (23, 13), (6, 8), (8, 6))
-_PLAIN = ("argmax", "argmax_part", "copy_page", "glu", "rotate_heads")
+_PLAIN = ("argmax", "argmax_part", "copy_page", "glu", "rotate_heads", "topk", "topk_part")
 _EXPERTS = ("route", "place", "sum_experts")
 #: Threads that a kernel is launched with at most, by its name's start; others have 256.
 _THREADS = {"rope_kv": 1024, "tokenwise": 1024, "route": 1024, "attention_merge": 512}

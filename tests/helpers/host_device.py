@@ -39,6 +39,7 @@ INSTANCES = {
     "argmax.cu": (),
     "glu.cu": (),
     "rotate_heads.cu": (),
+    "topk.cu": (),
 }  # fmt: skip
 
 

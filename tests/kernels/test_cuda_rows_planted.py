@@ -1,5 +1,5 @@
 """Faults planted in the CUDA kernels beside the products: each is found by a check of
-test_cuda_rows.py, test_cuda_linear.py or test_cuda_attention.py."""
+test_cuda_rows.py, test_cuda_topk.py, test_cuda_linear.py or test_cuda_attention.py."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from helpers.cuda_linear import Matrix, compiled, module
 from helpers.simt import KERNELS, ORDERS
 from helpers.weights import gguf_rows
 from kernels import test_cuda_rows as rows
+from kernels import test_cuda_topk as topk
 from kernels.test_cuda_attention import CLOSE
 from kernels.test_cuda_linear import bits, check_values
 from kernels.test_cuda_linear_planted import planted
@@ -57,6 +58,16 @@ def best(folder: Path) -> None:
     for order in ORDERS:
         assert rows.best_of(logits, order=order, folder=folder) == wanted
     assert rows.best_of(logits[-6:], 30.0, folder=folder) == [-1] * 6
+
+
+def leading(folder: Path) -> None:
+    topk.check(np.stack(list(topk.rows(np.random.default_rng(_RNG), 700))), folder=folder)
+
+
+def counts(folder: Path) -> None:
+    row = np.random.default_rng(_RNG).standard_normal((1, 700), np.float32)
+    for order in ORDERS:
+        topk.check(row, order, folder)
 
 
 def units(folder: Path) -> None:
@@ -121,6 +132,7 @@ def pages(kv_type: str) -> Check:
 _BARRIER = "part[threadIdx.x / 32] = x;\n  __syncthreads();"
 _ROUND = "room[side][d] = x;\n    __syncthreads();"
 _SHARED = "room[threadIdx.x / 32] = mine;\n  __syncthreads();"
+_COUNT = "room[side][warp] = of_warp;\n    __syncthreads();"
 
 #: Name, file, what stands there, the fault, the check that finds it.
 FAULTS: tuple[tuple[str, str, str, str, Check], ...] = (
@@ -135,6 +147,15 @@ FAULTS: tuple[tuple[str, str, str, str, Check], ...] = (
     ("the last of equals", "argmax.cu", "b.id < a.id", "b.id > a.id", best),
     ("infinity hidden", "argmax.cu", "finite(x) ? i : -1", "x == x ? i : -1", best),
     ("a best before all have come", "argmax.cu", _SHARED, _SHARED.split("\n")[0], best),
+    ("a cap of the whole", "softcap.cuh", "tanhf(logit / cap)", "tanhf(logit)", topk.check_caps),
+    ("a count before all have come", "topk.cu", _COUNT, _COUNT.split("\n")[0], counts),
+    ("one more of equals", "topk.cu", "(at_edge & before) < spare", "(at_edge & before) <= spare",
+     leading),
+    ("the last of equals first", "topk.cu", "mine && j < i", "mine && j > i", leading),
+    ("zeros of two kinds", "topk.cu", "(x + 0.0f)", "(x)", leading),
+    ("NaN below all", "topk.cu", "if (x != x) return ALL;", "if (x != x) return 0;", leading),
+    ("infinity as a logit", "topk.cu", "other >= INFINITE", "other > INFINITE", leading),
+    ("the first ones forgotten", "topk.cu", "if (at < n)", "if (at < 0)", topk.check_chunks),
     ("gate and up mixed up", "glu.cu", "gated(gate[i], up[i]", "gated(up[i], gate[i]", units),
     ("a page without its end", "copy_page.cu", "i < page_bytes;", "i < page_bytes - 16;",
      rows.check_copies),
