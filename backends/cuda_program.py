@@ -339,7 +339,9 @@ class _Logits:
 
     def _row(self, i: int) -> base.F32:
         if self._rows is not None or self._step != self._program._steps:
-            return self.rows()[i]
+            whole = self.rows()
+            row: base.F32 = whole[i]
+            return row
         if i not in self._some:
             self._some[i] = self._program._fetch_row(i, *self._where)
         return self._some[i]

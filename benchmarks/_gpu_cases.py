@@ -36,6 +36,7 @@ from edgerun.gguf import GGMLType, dequantize, row_bytes
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.append(str(ROOT / "tests"))
+from helpers.leading import top_of  # noqa: E402
 from helpers.runner import Runner, check_pages  # noqa: E402
 
 #: A backend of its own for each case, so that closing it frees the memory.
@@ -120,6 +121,26 @@ class Product(Prepared):
 
         def forward(ops: Ops) -> Tensor:
             return ops.logits(ops.outputs(ops.embed(table)), matrix)
+
+        super().__init__(backend, forward, n_ids)
+
+
+class Head(Prepared):
+    """Logits of ``n_ids`` random rows over a vocabulary, every tenth of which repeats the one
+    before it."""
+
+    def __init__(self, backend: CudaBackend, n_vocab: int, n_ids: int, width: int = 64) -> None:
+        rng = np.random.default_rng(3)
+        head = rng.standard_normal((n_vocab, width), np.float32)
+        head[9::10] = head[8 : 8 + 10 * len(head[9::10]) : 10]
+        table = rng.standard_normal((n_ids, width), np.float32)
+        found = [
+            backend.upload(RawTensor(key, GGMLType.F32, x.shape, x.view(np.uint8)), role)
+            for key, x, role in (("table", table, "embedding"), ("head", head, "matrix"))
+        ]
+
+        def forward(ops: Ops) -> Tensor:
+            return ops.logits(ops.outputs(ops.embed(found[0])), found[1])
 
         super().__init__(backend, forward, n_ids)
 
@@ -222,6 +243,30 @@ def products(
     for kind in kinds:
         for k in ks:
             yield f"{GGMLType(kind).name} k {k}", partial(act, kind, k)
+
+
+def largest(opened: Open, sizes: Sequence[int] = (1000, 49152, 262208)) -> Iterator[Case]:
+    """The largest logits of each row, in order, against sorting them on the host: heads of so many
+    rows, some of them twice, so that logits are equal."""
+
+    def act(n_vocab: int) -> Iterator[Row]:
+        backend = opened()
+        p = Head(backend, n_vocab, 70)
+        bad = []
+        for n in (1, 8, 70):
+            ids = range(n)
+            wanted = top_of(np.array(p.run(ids)), p.program.n_top)
+            for _ in range(3):  # the second time it is recorded, then replayed
+                p.program.run(dataclasses.replace(p.batch(ids), want_top=True))
+                found = p.program.top
+                assert found is not None
+                bad += other_bits(found.ids, wanted.ids, f"ids of {n} rows")
+                bad += other_bits(found.logits, wanted.logits, f"logits of {n} rows")
+        yield verdict(f"largest of {n_vocab}", bad)
+        backend.close()
+
+    for n_vocab in sizes:
+        yield f"{n_vocab}", partial(act, n_vocab)
 
 
 def _too_far(found: F32, expected: npt.NDArray[Any], most: float) -> list[str]:

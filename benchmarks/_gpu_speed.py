@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from _gpu_cases import Mixed, Open, Product, weight
+from _gpu_cases import Head, Mixed, Open, Product, weight
 from _gpu_run import Case, Row
 
 from edgerun.backends import cuda_experts
@@ -187,6 +187,29 @@ def _chosen(device: Device, launches: Sequence[Launch], pairs: int) -> int:
     found = np.empty(pairs, np.int32)
     device.download(found, int(route.args[6]))
     return len(np.unique(found[found >= 0]))
+
+
+def choices(opened: Open, sizes: Sequence[int], widths: Sequence[int]) -> Iterator[Case]:
+    """What chooses from logits, alone; and steps of little else that bring over what it found, or
+    the whole rows."""
+
+    def act(n_vocab: int) -> Iterator[Row]:
+        backend = opened()
+        p = Head(backend, n_vocab, max(widths), 32)
+        for n in widths:
+            rows = p.batch(range(n))
+            found: Row = {"vocab": n_vocab, "rows": n}
+            for name, wants in (("argmax", "want_best"), ("topk", "want_top")):
+                batch = dataclasses.replace(rows, **{wants: True})
+                step = seconds(backend.device, partial(p.program.run, batch))
+                alone = _replay(backend.device, p.program.launches(batch), (name,))
+                found |= {f"{name}_us": alone * 1e6, f"{name}_step_us": step * 1e6}
+            whole = seconds(backend.device, partial(p.program.run, rows))
+            yield {**found, "rows_step_us": whole * 1e6}
+        backend.close()
+
+    for n_vocab in sizes:
+        yield f"{n_vocab}", partial(act, n_vocab)
 
 
 def attention(

@@ -41,6 +41,9 @@ from edgerun.backends.cuda_nvrtc import Resources  # noqa: E402
 START, LATENCY, L2_LATENCY = 1.0e-6, 0.7e-6, 0.3e-6
 #: The share of its nominal rate that DRAM gives to a plain copy.
 PLAIN = 0.92
+#: Seconds of a round of the search for the largest logits, and rounds until it has found them: a
+#: round halves the range of a float's bits.
+ROUND, ROUNDS = 0.2e-6, 24
 F32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = 0, 2, 3, 8, 12, 14
 
 
@@ -211,9 +214,20 @@ def step(m: Model, tokens: int, context: int, kv_type: str) -> Iterator[Launch]:
         yield Launch(
             attention.merge_name(m.head_dim), m.layers, m.heads * tokens, dims, parts, 128, 1
         )
-    chunks = cuda_kernels.argmax_chunks(m.vocab)
-    yield Launch("argmax_part", 1, chunks * tokens, 256, 4 * m.vocab * tokens, 128, 1)
-    yield Launch("argmax", 1, tokens, 256, 8 * chunks * tokens, 256, 1)
+    yield from choice(m, tokens)[0]
+
+
+def choice(m: Model, tokens: int) -> tuple[list[Launch], list[Launch]]:
+    """What chooses from logits: the best ids of a greedy step, the largest logits of others."""
+    chunks = [f(m.vocab) for f in (cuda_kernels.argmax_chunks, cuda_kernels.topk_chunks)]
+    size, left = 4 * m.vocab * tokens, 8 * cuda_kernels.TOP * chunks[1] * tokens
+    return [
+        Launch("argmax_part", 1, chunks[0] * tokens, 256, size, 128, 1),
+        Launch("argmax", 1, tokens, 256, 8 * chunks[0] * tokens, 256, 1),
+    ], [
+        Launch("topk_part", 1, chunks[1] * tokens, 256, size, 2048, 1),
+        Launch("topk", 1, tokens, 256, left, 8192, 1),
+    ]
 
 
 def compile_all(arch: int, names: list[str]) -> dict[str, Resources]:
@@ -224,7 +238,7 @@ def compile_all(arch: int, names: list[str]) -> dict[str, Resources]:
 
 @dataclass(frozen=True)
 class Prediction:
-    """A step of decoding; times in microseconds, ``share`` of a plain copy's rate."""
+    """A greedy step of decoding; times in microseconds, ``share`` of a plain copy's rate."""
 
     card: str
     model: str
@@ -236,6 +250,7 @@ class Prediction:
     microseconds: float
     share: float
     waits: float  # the part of the time that is starts and latencies
+    largest: float  # more of it where the largest logits are wanted instead of the best ids
 
 
 def predict(
@@ -254,9 +269,15 @@ def predict(
         moved += 0 if x.passes else x.n * x.bytes
         waits += x.n * waiting(x)
         launches += x.n
+    best, largest = (
+        sum(seconds(card, x, occupancy(card, takes[x.kernel], x.threads)) for x in chosen)
+        for chosen in choice(MODELS[model], tokens)
+    )
+    largest += 2 * ROUNDS * ROUND - best
     return Prediction(
         name, model, kv, context, tokens, launches, round(moved / 1e6, 1), round(total * 1e6, 1),
         round(moved / (card.dram * PLAIN) / total, 3), round(waits / total, 3),
+        round(largest * 1e6, 1),
     )  # fmt: skip
 
 
@@ -277,7 +298,7 @@ def print_prediction(p: Prediction) -> None:
     rate = p.tokens / p.microseconds * 1e6
     print(
         f"  {p.model:14} {p.kv_type:5} {p.context:7} {p.tokens:6} {p.launches:8} {p.megabytes:8.1f}"
-        f" {p.microseconds:8.0f} {rate:9.0f} {p.share:6.0%} {p.waits:5.0%}"
+        f" {p.microseconds:8.0f} {rate:9.0f} {p.share:6.0%} {p.waits:5.0%} {p.largest:8.1f}"
     )
 
 
@@ -294,13 +315,15 @@ def main() -> int:
     bad = matrix(ARCHITECTURES, everything(), args.json)[1] if args.every else []
     out: list[Prediction] = []
     cases = [(t, c, kv) for kv in args.kv for c in (64, 4096) for t in (1, 8, 16)]
-    threads = {x.kernel: x.threads for m in args.models for c in cases for x in step(MODELS[m], *c)}
+    models = [MODELS[m] for m in args.models]
+    threads = {x.kernel: x.threads for m in models for c in cases for x in step(m, *c)}
+    threads |= {x.kernel: x.threads for x in choice(models[0], 1)[1]}
     for name in args.cards:
         card = CARDS[name]
         takes = compile_all(card.arch, sorted(threads))
         print_resources(name, card, threads, takes)
         print(f"  {'model':14} kv    context tokens launches       MB       us", end="")
-        print("  tokens/s  share waits")
+        print("  tokens/s  share waits  largest")
         for model in args.models:
             for case in cases:
                 out.append(predict(name, card, model, takes, *case))

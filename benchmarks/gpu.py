@@ -7,9 +7,11 @@
 Needs numpy, cuda-core, cuda-bindings, nvidia-cuda-nvrtc and this checkout, no model files. (With a
 driver older than CUDA 13: pip install numpy 'cuda-core[cu12]' nvidia-cuda-nvrtc-cu12.) First
 correctness: products of every weight type, also with experts, attention over every kind of head
-and storage, every architecture's fixture, the same bits for every width of a step. Then speed,
+and storage, the largest logits, every architecture's fixture, the same bits for every width of a
+step. Then speed,
 beside the rate at which the device copies: products by type and tokens, layers of experts,
-attention by context, decode and prompts of models whose weights are random.
+attention by context, the choice from logits, decode and prompts of models whose weights are
+random.
 
 Each part is a process of its own: after a case that fails, crashes or says nothing for two minutes,
 the next one starts a new process. What was found is in the file at once. Any failure makes the exit
@@ -74,17 +76,21 @@ class Sizes:
     checked: Sequence[str] | None = None  # architectures, None = all
     attention: Sequence[heads.Heads] = ATTENTION
     context: int = 900
+    vocabularies: Sequence[int] = (1000, 49152, 262208)
 
 
 SMALL = Sizes(
     models=(("llama-tiny", "Q8_0", 1e6),), n_ctx=320, experts=((2, 4, 256, 256),),
     heads=Attention(4, 2, 32, 0.2), contexts=(40,), widths=(1, 8), side=256, spread=9000,
     kinds=(GGMLType.Q4_K,), others=(GGMLType.F16,), types=(0, 8, 12), checked=("gemma2",),
-    attention=ATTENTION[3:4], context=300,
+    attention=ATTENTION[3:4], context=300, vocabularies=(300,),
 )  # fmt: skip
 
-CHECKS = ("compile", "architectures", "products right", "experts right", "attention right", "pages")
-SPEEDS = ("rates", "products", "models", "experts", "attention", "types")
+CHECKS = (
+    "compile", "architectures", "products right", "experts right", "attention right",
+    "largest right", "pages",
+)  # fmt: skip
+SPEEDS = ("rates", "products", "models", "experts", "attention", "choices", "types")
 
 
 def cases_of(part: str, opened: cases.Open, sizes: Sizes) -> Iterable[Case]:
@@ -99,6 +105,7 @@ def cases_of(part: str, opened: cases.Open, sizes: Sizes) -> Iterable[Case]:
         "products right": lambda: cases.products(opened, s.types, *checked),
         "experts right": lambda: cases.experts(opened, s.types, n_ids=20 if small else 400),
         "attention right": lambda: heads.attention(opened, cases=s.attention),
+        "largest right": lambda: cases.largest(opened, s.vocabularies),
         "pages": lambda: cases.pages(opened, s.context),
         "rates": lambda: speed.rates(opened, 1 << 16 if small else 512 << 20),
         "products": lambda: speed.products(opened, s.kinds, s.widths, s.side, s.side, s.spread),
@@ -110,6 +117,7 @@ def cases_of(part: str, opened: cases.Open, sizes: Sizes) -> Iterable[Case]:
             opened, _COMMON[0], s.experts, (1, 2, 8, 17) if small else (1, 8, 16, 64, 256, 512),
             s.spread,
         ),
+        "choices": lambda: speed.choices(opened, s.vocabularies[-2:], (1, 2) if small else (1, 8)),
         "attention": lambda: speed.attention(
             opened, s.contexts, (1, 2 if small else 8), ("f16", "q8_0", "q4r"), s.heads
         ),

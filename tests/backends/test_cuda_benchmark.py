@@ -79,6 +79,7 @@ def test_what_must_be_right(gpu: ModuleType) -> None:
         assert source(name)[1] == name
     for part, n in (
         ("architectures", 1), ("products right", 3), ("experts right", 3), ("attention right", 3),
+        ("largest right", 1),
     ):  # fmt: skip
         found = rows(gpu, part)
         assert len(found) == n, part
@@ -118,6 +119,11 @@ def test_measurements(gpu: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(rows(gpu, "attention", "q8_0 40")) == 2
     assert [r["tokens"] for r in rows(gpu, "products")] == [1, 8]
     assert [r["kernels"] for r in rows(gpu, "compile")] == [2]
+    found = rows(gpu, "choices")
+    assert [(r["vocab"], r["rows"]) for r in found] == [(300, 1), (300, 2)]
+    assert set(found[0]) - {"vocab", "rows"} == {
+        "argmax_us", "argmax_step_us", "topk_us", "topk_step_us", "rows_step_us",
+    }  # fmt: skip
     found = rows(gpu, "models")
     assert [r.get("what") for r in found] == ["load", None, *["decode"] * 6, "prompt"]
     assert found[1]["ok"]

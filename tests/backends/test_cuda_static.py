@@ -60,6 +60,7 @@ def test_predictions_are_bound_by_memory_and_by_starts(static: ModuleType) -> No
         32 * 4096 * 8 * 128 * 4 / 1e6, rel=0.03
     )
     assert tight.megabytes < full.megabytes
+    assert 5 < large.largest < 0.01 * large.microseconds  # the search's rounds, not its bytes
 
 
 def test_a_mixture_reads_the_experts_it_chose(static: ModuleType) -> None:

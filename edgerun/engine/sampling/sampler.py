@@ -183,14 +183,14 @@ class Sampler:
         if self._logprobs is None:
             return Sampled(self._choose(pool))
         norm = pool.best + math.log(pool.mass())
-        top: tuple[tuple[int, float], ...] = ()
+        listed: tuple[tuple[int, float], ...] = ()
         if self._logprobs:
             likeliest = pool.top_k(self._logprobs).sparse().sort()
-            top = tuple(
+            listed = tuple(
                 zip(likeliest.ids.tolist(), (likeliest.logits - norm).tolist(), strict=True)
             )
         token_id = self._choose(pool)
-        return Sampled(token_id, float(row[token_id]) - norm, top)
+        return Sampled(token_id, float(row[token_id]) - norm, listed)
 
     def _sample_top(self, ids: I32, logits: F32) -> int | None:
         """What :meth:`sample` gives, if the largest logits decide it."""
