@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers import mixed_model
-from helpers.host_device import HostDevice
+from helpers.host_device import HostDevice, downloads
 from helpers.leading import top_of
 from helpers.paths import FIXTURES
 from helpers.runner import (
@@ -237,14 +237,6 @@ def test_the_best_token_is_found_beside_the_logits(open_runner: Open) -> None:
     assert program.best is None
 
 
-def downloads(runner: Runner) -> list[int]:
-    """The bytes of each copy to the host from here on."""
-    found: list[int] = []
-    fetch = device(runner).download
-    device(runner).download = lambda data, at: (found.append(data.nbytes), fetch(data, at))[1]  # type: ignore[method-assign]
-    return found
-
-
 def test_the_largest_logits_come_over_alone(open_runner: Open) -> None:
     """Of steps that are replayed and of one that is not, of capped logits, of a step that wants
     the best ids as well."""
@@ -252,7 +244,7 @@ def test_the_largest_logits_come_over_alone(open_runner: Open) -> None:
     program, ids = runner.program, np.random.default_rng(3).integers(1, 60, 70).tolist()
     several = [([i], 0, [3 + i], [0]) for i in range(3)]
     steps = [several, several, several, [(ids[:9], 0, [0], range(4, 9))]]
-    down = downloads(runner)
+    down = downloads(device(runner))
     for rows in [*steps, [(ids, 0, [0, 1, 2], range(60, 70))]]:
         wanted = np.array(program.run(Batch.pack(rows)))
         assert program.top is None
@@ -279,7 +271,7 @@ def test_logits_stay_on_the_device_until_a_row_is_asked_for(open_runner: Open) -
     runner = open_runner(fixture("llama"))
     ids = [5, 6, 7, 8]
     expected = runner.logits(ids)
-    down = downloads(runner)
+    down = downloads(device(runner))
     rows = runner.program.run(Batch.pack([(ids, 0, [0], range(4))], want_best=True))
     assert down == [16]  # four ids
     part = rows[1:][1:3]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from helpers import gguf_build as gb
 from helpers import scenarios
-from helpers.host_device import HostDevice
+from helpers.host_device import HostDevice, downloads
 from helpers.runner import Alone, Runner
 
 from edgerun import LLM, SamplingParams
@@ -111,6 +112,42 @@ def test_texts_are_the_same_with_and_without_drafts(path: Path, backend: CudaBac
                 assert sum(d.drafted for d in llm.metrics().drafts.values()) > 0
     assert texts[0] == texts[1]
     assert len(texts[0]) >= 24
+
+
+#: Settings, and the share of a text's rows of logits that come over whole at most.
+_CHAINS: list[tuple[dict[str, Any], float]] = [
+    ({}, 0.0),
+    ({"temperature": 3.0, "top_k": 100, "top_p": 1.0, "min_p": 0.0}, 0.0),
+    ({"temperature": 1.5, "repeat_penalty": 1.1, "frequency_penalty": 0.2, "top_k": 20}, 0.3),
+    ({"temperature": 0.0, "repeat_penalty": 1.1}, 0.3),
+    ({"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.2}, 0.3),
+    ({"temperature": 1.0, "top_k": 0, "min_p": 0.0}, 1.0),
+    ({"logprobs": 2}, 1.0),
+]
+
+
+@pytest.mark.parametrize(("params", "share"), _CHAINS, ids=str)
+def test_texts_need_few_rows_of_logits_and_are_the_same(
+    path: Path, backend: CudaBackend, params: dict[str, Any], share: float
+) -> None:
+    """With drafts, and of two answers at once: what is drawn is what whole rows would give."""
+    texts, counts = [], []
+    with LLM(path, backend=backend, n_ctx=128) as llm:
+        assert llm._speculation is not None
+        llm._speculation.costs = StepCosts({1: 1.0, 64: 1.01}, learn=False)
+        program = llm._worker._engine.program
+        wide = 4 * program.n_vocab
+        assert program.n_vocab > program.n_top == 128
+        down = downloads(backend.device)
+        for program.n_top in (128, 0):
+            down.clear()
+            for seed in range(3):
+                p = SamplingParams(max_tokens=12, ignore_eos=seed == 2, seed=seed, n=2, **params)
+                texts.append([c.token_ids for c in llm.generate(PROMPT, p).choices])
+            counts.append(sum(n // wide for n in down if n % wide == 0))
+    assert texts[:3] == texts[3:]
+    assert len({str(t) for t in texts}) > 1 or params["temperature"] == 0.0
+    assert counts[0] <= share * counts[1]
 
 
 def test_pages_come_back_from_disk(

@@ -93,6 +93,7 @@ class TimedProgram(Program):
     def __init__(self, program: Program, costs: StepCosts) -> None:
         self.n_vocab = program.n_vocab
         self.ahead = program.ahead
+        self.n_top = program.n_top
         self._program = program
         self._costs = costs
         self._ended = 0.0  # the last step that was started
@@ -104,7 +105,7 @@ class TimedProgram(Program):
     def run(self, batch: Batch) -> F32:
         start = time.perf_counter()
         logits = self._program.run(batch)
-        self.best = self._program.best
+        self.best, self.top = self._program.best, self._program.top
         if batch.n_outputs == batch.n_tokens:  # a part of a prompt has fewer logits
             self._learn(batch.n_tokens, time.perf_counter() - start)
         return logits
