@@ -12,6 +12,10 @@ from helpers.leading import top_of
 
 from edgerun.core import SamplingParams
 from edgerun.engine.sampling import Sampled, Sampler
+from edgerun.engine.sampling.dense import Dense
+from edgerun.engine.sampling.leading import Leading, UnknownError
+from edgerun.engine.sampling.native import scans
+from edgerun.engine.sampling.sparse import Sparse
 from edgerun.errors import GenerationError
 
 N = 3000
@@ -168,3 +172,97 @@ def test_a_lowered_tie_gives_way_to_what_nobody_has_seen() -> None:
     assert steps.asked == 1
     steps.step(row, 128)
     assert steps.asked == 1
+
+
+def _settings(rng: np.random.Generator) -> dict[str, Any]:
+    """A chain that the largest logits may decide, with changes that make and break ties."""
+    setting: dict[str, Any] = {**NEUTRAL, "min_keep": int(rng.integers(1, 6))}
+    first = rng.integers(3)
+    if first == 0:
+        setting["temperature"] = 0.0
+    elif first == 1:
+        setting["min_p"] = float(rng.choice([0.9, 0.6, np.exp(-1), 0.1]))
+    else:
+        setting["top_k"] = int(rng.integers(1, 9))
+        setting["top_p"] = float(rng.choice([1.0, 0.7]))
+    if rng.random() < 0.7:
+        by = [-np.inf, -1.5, -1.0, -0.5, -(2.0**-25), 0.0, 2.0**-25, 2.0**-24, 0.5, 1.0]
+        setting["logit_bias"] = {int(i): float(rng.choice(by)) for i in rng.integers(0, 30, 6)}
+    if rng.random() < 0.3:
+        setting["repeat_penalty"] = float(rng.choice([0.5, 2.0]))
+        setting["presence_penalty"] = float(rng.choice([-0.5, 0.0, 0.5]))
+    return setting
+
+
+@pytest.mark.parametrize("block", range(4))
+def test_the_same_candidates_in_the_same_order(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of few values, so that most of what decides is a tie."""
+    monkeypatch.setattr("edgerun.engine.sampling.dense.FEW", 20)
+    monkeypatch.setattr("edgerun.engine.sampling.leading.FEW", 20)
+    known = 0
+    for seed in range(block * 500, block * 500 + 500):
+        rng = np.random.default_rng(seed)
+        n = int(rng.integers(30, 90))
+        row = (rng.integers(-3, 4, n) / 2).astype(np.float32)
+        row[rng.random(n) < rng.choice([0.0, 0.3, 0.9])] = -np.inf
+        row += (rng.random(n) < 0.2).astype(np.float32) * np.float32(2.0**-24)
+        row[0] = 0.0
+        setting = _settings(rng)
+        allowed = rng.permutation(n)[: rng.choice([n, n - 1, 25, 20, 9])]
+        constraint = Allow(allowed.tolist(), n) if rng.random() < 0.5 else None
+        prompt = rng.integers(0, 30, 6).tolist()
+        sampler = Sampler(
+            SamplingParams(**setting), n, seed=1, prompt_ids=prompt, constraint=constraint
+        )
+        k = int(rng.integers(1, 30))
+        (ids,), (logits,) = top_of(row[None], k)
+        live = ids >= 0
+        pool = Leading(ids[live], logits[live], n, whole=not live.all())
+        try:
+            found = sampler._candidates(pool)[0]  # type: ignore[arg-type]
+        except UnknownError:
+            continue
+        known += 1
+        wanted = sampler._candidates(Dense(row, scans(n)))[0]
+        assert isinstance(wanted, Sparse)
+        assert isinstance(found, Sparse)
+        assert found.ids.tolist() == wanted.ids.tolist(), seed
+        if setting["temperature"] > 0.0:
+            np.testing.assert_array_equal(found.logits, wanted.logits)
+            assert found.is_sorted == wanted.is_sorted
+    assert known > 150
+
+
+def test_what_becomes_infinite_is_said() -> None:
+    steps = Steps({"temperature": 0.0, "repeat_penalty": 1e-6})
+    row = np.random.default_rng(0).standard_normal(N).astype(np.float32)
+    row[1] = 1e35
+    with np.errstate(over="ignore"):
+        steps.step(row, 128)
+    assert steps.asked == 1
+
+
+def test_more_than_a_heap_holds() -> None:
+    steps = Steps({**NEUTRAL, "min_p": 0.99, "min_keep": 4500}, 5000)
+    row = np.full(5000, -np.inf, np.float32)
+    row[[4000, 9, 700]] = 1.0, 2.0, 0.0
+    for _ in range(20):
+        steps.step(row, 128)
+
+
+def test_what_rounding_raises_to_a_tie() -> None:
+    """Of what is unseen, token 3 becomes as large as the last that is seen, and is before it."""
+    row = np.zeros(N, np.float32)
+    row[[3, 9]] = 1 - 2.0**-24, 1.0
+    steps = Steps({"temperature": 0.0, "logit_bias": {3: 2.0**-25}})
+    steps.step(row, 1)
+    assert steps.asked == 1
+
+
+def test_the_last_that_is_known_counts() -> None:
+    row = np.zeros(N, np.float32)
+    steps = Steps({"temperature": 0.0, "ignore_eos": True})
+    steps.step(row, 1)
+    assert steps.asked == 0
+    with pytest.raises(UnknownError):
+        Leading(np.arange(4, dtype=np.int32), row[:4], 9, whole=True).top_k(9)
