@@ -59,19 +59,17 @@ class Leading:
     def adjust(self, ids: I32, change: Adjust) -> Leading:
         """Change the logits of the tokens ``ids`` [k], all distinct. ``change`` keeps the order of
         one token's logits: a larger one does not become smaller than a smaller one."""
-        if not len(ids):
+        if not len(ids) or not len(self._ids):
             return self
+        order = np.argsort(self._ids)
+        at = order[np.minimum(np.searchsorted(self._ids, ids, sorter=order), len(order) - 1)]
+        known = self._ids[at] == ids
         # What is not among the largest is at most the bound, and so changed to at most its change.
-        known = np.isin(ids, self._ids)
-        if not known.all() and self._bound > -math.inf:
-            rest = np.flatnonzero(~known)
-            most = self._rounded(change(np.full(len(rest), self._bound), rest)).max()
-            if most >= self._bound:
-                self._bound, self._bound_id = float(most), -1
-        order = np.argsort(ids)
-        at = order[np.minimum(np.searchsorted(ids, self._ids, sorter=order), len(ids) - 1)]
-        hit = np.flatnonzero(ids[at] == self._ids)
-        self._logits[hit] = self._rounded(change(self._logits[hit], at[hit]))
+        changed = self._rounded(change(np.where(known, self._logits[at], self._bound), slice(None)))
+        most = float(np.max(changed, where=~known, initial=-math.inf))
+        if most >= self._bound:
+            self._bound, self._bound_id = most, -1
+        self._logits[at[known]] = changed[known]
         left = self._logits > -np.inf
         if not left.all():
             self._ids, self._logits = self._ids[left], self._logits[left]
@@ -111,8 +109,9 @@ class Leading:
 
     def min_p(self, p: float, min_keep: int) -> Sparse:
         """Those at least ``p`` times as likely as the likeliest, and at least ``min_keep``."""
-        floor = float(self._first(1).logits[0]) + math.log(p)
-        if floor <= self._bound:
+        best = float(np.max(self._logits, initial=-math.inf))
+        floor = best + math.log(p)
+        if not self._bound < floor < math.inf:
             raise UnknownError
         keep = self._logits >= floor
         if int(np.count_nonzero(keep)) < min_keep:
