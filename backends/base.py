@@ -121,7 +121,8 @@ class Batch:
             ``n_past`` and the new tokens.
         outputs: int32 [n_outputs], ascending indexes into ``tokens`` whose logits are wanted.
         want_best: whether :attr:`Program.best` is wanted as well.
-        want_top: whether :attr:`Program.top` is; only of a program that has it.
+        want_top: how many logits :attr:`Program.top` is to hold of each output, at most the
+            program's ``n_top``; 0 = it is not wanted.
         given: what :meth:`Ops.given` gives, float32 [n_tokens, width].
         packed: of a batch that :meth:`pack` made. Its arrays are views of that, made when the
             first of them is asked for.
@@ -134,7 +135,7 @@ class Batch:
     pages: I32
     outputs: I32
     want_best: bool = False
-    want_top: bool = False
+    want_top: int = 0
     given: F32 | None = None
     packed: Packed | None = field(default=None, init=False)
 
@@ -174,7 +175,7 @@ class Batch:
         cls,
         rows: Sequence[tuple[Sequence[int], int, Sequence[int], Sequence[int]]],
         want_best: bool = False,
-        want_top: bool = False,
+        want_top: int = 0,
     ) -> Batch:
         """Build a batch from ``(tokens, n_past, pages, outputs)`` rows.
 
@@ -203,9 +204,7 @@ class Batch:
         ints = array("i", [*tokens, *positions, *starts, *n_past, *outputs, *pages])
         packed = Packed(ints, len(tokens), len(n_past), len(outputs), most, end)
         batch = object.__new__(cls)
-        batch.__dict__.update(
-            want_best=want_best, want_top=want_top, given=None, packed=packed
-        )
+        batch.__dict__.update(want_best=want_best, want_top=want_top, given=None, packed=packed)
         return batch
 
 

@@ -298,6 +298,8 @@ class CPUKVPool(base.KVPool):
 class CPUProgram(base.Program):
     """A recorded forward pass."""
 
+    n_top = 128
+
     def __init__(
         self, backend: CPUBackend, ptr: int, n_vocab: int, ropes: list[RopeTable], n_phases: int
     ) -> None:
@@ -329,6 +331,9 @@ class CPUProgram(base.Program):
         n = self._view.n_outputs
         best = so.er_program_best(ptr)
         self.best = self._at(best, n, 0).copy() if best else None
+        self.top = (
+            self._top(so.er_program_top(ptr), n, batch.want_top) if batch.want_top and n else None
+        )
         if n == 0:
             return np.zeros((0, self.n_vocab), np.float32)
         logits: base.F32 = self._at(so.er_program_logits(ptr), n, so.er_program_logits_stride(ptr))
@@ -347,6 +352,7 @@ class CPUProgram(base.Program):
         view.pages = at + 4 * n_outputs
         view.n_tokens, view.n_rows, view.n_outputs = n_tokens, n_rows, n_outputs
         view.max_pages, view.want_best = max_pages, batch.want_best
+        view.want_top = batch.want_top
 
     def _packed(self, b: base.Batch) -> base.Packed:
         parts = (b.tokens, b.positions, b.row_start, b.n_past, b.outputs, b.pages.reshape(-1))
@@ -367,6 +373,10 @@ class CPUProgram(base.Program):
         for i, t in enumerate(self._keep):
             self._tables[i] = abi.RopeTable(t.ctypes.data, *t.shape)
         self._n_pos = min([len(t) for t in self._keep], default=n_pos)
+
+    def _top(self, address: int, n: int, k: int) -> base.Top:
+        both = self._at(address, 2 * n * k, 0).reshape(2, n, k)
+        return base.Top(both[0], both[1].view(np.float32))
 
     def _at(self, address: int, n: int, stride: int) -> Any:
         """The native code's result: ``n`` rows of logits ``stride`` apart, or numbers if 0."""

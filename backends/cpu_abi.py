@@ -9,7 +9,7 @@ from functools import lru_cache
 from edgerun.errors import BackendUnavailableError
 from edgerun.native import lib
 
-ABI_VERSION = 5
+ABI_VERSION = 6
 MAX_OUTS = 4
 
 OP_EMBED, OP_TOKENWISE, OP_LINEAR, OP_ROPE_KV, OP_ATTENTION, OP_GATHER = range(6)
@@ -66,7 +66,7 @@ class BatchView(ctypes.Structure):
         ("tokens", c_void_p), ("positions", c_void_p), ("row_start", c_void_p),
         ("n_past", c_void_p), ("pages", c_void_p), ("outputs", c_void_p),
         ("n_tokens", c_int32), ("n_rows", c_int32), ("n_outputs", c_int32), ("max_pages", c_int32),
-        ("want_best", c_int32), ("pad", c_int32),
+        ("want_best", c_int32), ("want_top", c_int32),
     ]  # fmt: skip
 
 
@@ -99,8 +99,11 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "er_program_run": (c_char_p, [c_void_p, POINTER(BatchView), POINTER(RopeTable), c_int]),
     "er_program_logits": (c_void_p, [c_void_p]),
     "er_program_best": (c_void_p, [c_void_p]),
+    "er_program_top": (c_void_p, [c_void_p]),
     "er_program_logits_stride": (c_int64, [c_void_p]),
 }
+
+_QUICK = ("er_program_logits", "er_program_best", "er_program_top", "er_program_logits_stride")
 
 
 @lru_cache(maxsize=1)
@@ -117,7 +120,7 @@ def native() -> ctypes.CDLL:
             fn.restype, fn.argtypes = restype, argtypes
         # These keep the interpreter's lock: a look takes less than getting that back may.
         quick = ctypes.PyDLL(so._name, handle=so._handle)
-        for name in ("er_program_logits", "er_program_best", "er_program_logits_stride"):
+        for name in _QUICK:
             fn = getattr(quick, name)
             fn.restype, fn.argtypes = _SIGNATURES[name]
             setattr(so, name, fn)

@@ -27,8 +27,8 @@ class Top(NamedTuple):
     """The largest logits behind some tokens, best first, of equals (-0 is 0) the lowest id first.
 
     Attributes:
-        ids: int32 [n, :attr:`Program.n_top`]. Behind the last logit above -inf they are -1; so are
-            all of a row where some logit is NaN or +inf.
+        ids: int32 [n, at least as many as were asked for]. Behind the last logit above -inf they
+            are -1; so are all of a row where some logit is NaN or +inf, or cannot be ranked.
         logits: float32, theirs, with the bits of the whole row's; -inf where the id is -1.
     """
 
@@ -60,13 +60,15 @@ class Program(abc.ABC):
 
     n_vocab: int
     #: After a run whose batch asked for it: int32 [n_outputs], the id with the largest logit, the
-    #: lowest of equals, -1 where some logit is not finite; but where :attr:`top` was asked for as
-    #: well, -inf is a logit as others. ``None`` if the backend leaves it out.
+    #: lowest of equals, -1 where some logit is not finite; where :attr:`top` was asked for as well,
+    #: -inf may be a logit as others. ``None`` if the backend leaves it out.
     best: I32 | None = None
     #: After a run whose batch asked for it, until the next one: of each output. Else ``None``.
     top: Top | None = None
-    #: How many logits of a row :attr:`top` holds; 0 = it is not there.
+    #: Most logits of a row that :attr:`top` can hold; 0 = it is not there.
     n_top: int = 0
+    #: Whether logits lie on a device, so that a row of them is copied before it is looked at.
+    remote: bool = False
     #: Most rows of a step that :meth:`start` takes, so that a device computes while the host is
     #: busy with the step before; 0 = it is not there.
     ahead: int = 0

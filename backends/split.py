@@ -266,14 +266,14 @@ class SplitProgram(base.Program):
         self._front = front
         self._back = back
         self.n_vocab = back.n_vocab
-        self.n_top = back.n_top
+        self.n_top, self.remote = back.n_top, back.remote
 
     def width(self, most: int) -> int:
         return self._front.width(self._back.width(most))
 
     def run(self, batch: base.Batch) -> base.F32:
         everything = np.arange(batch.n_tokens, dtype=np.int32)
-        asked = dataclasses.replace(batch, outputs=everything, want_best=False, want_top=False)
+        asked = dataclasses.replace(batch, outputs=everything, want_best=False, want_top=0)
         states = self._front.run(asked)
         logits = self._back.run(dataclasses.replace(batch, given=states))
         self.best, self.top = self._back.best, self._back.top

@@ -257,7 +257,7 @@ def largest(opened: Open, sizes: Sequence[int] = (1000, 49152, 262208)) -> Itera
             ids = range(n)
             wanted = top_of(np.array(p.run(ids)), p.program.n_top)
             for _ in range(3):  # the second time it is recorded, then replayed
-                p.program.run(dataclasses.replace(p.batch(ids), want_top=True))
+                p.program.run(dataclasses.replace(p.batch(ids), want_top=p.program.n_top))
                 found = p.program.top
                 assert found is not None
                 bad += other_bits(found.ids, wanted.ids, f"ids of {n} rows")

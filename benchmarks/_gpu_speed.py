@@ -199,8 +199,10 @@ def choices(opened: Open, sizes: Sequence[int], widths: Sequence[int]) -> Iterat
         for n in widths:
             rows = p.batch(range(n))
             found: Row = {"vocab": n_vocab, "rows": n}
-            for name, wants in (("argmax", "want_best"), ("topk", "want_top")):
-                batch = dataclasses.replace(rows, **{wants: True})
+            for name, batch in (
+                ("argmax", dataclasses.replace(rows, want_best=True)),
+                ("topk", dataclasses.replace(rows, want_top=p.program.n_top)),
+            ):
                 step = seconds(backend.device, partial(p.program.run, batch))
                 alone = _replay(backend.device, p.program.launches(batch), (name,))
                 found |= {f"{name}_us": alone * 1e6, f"{name}_step_us": step * 1e6}

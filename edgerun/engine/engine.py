@@ -144,7 +144,7 @@ class Engine:
 
     def _compute(self, rows: list[Row], start: float) -> None:
         """A step that nothing is started behind."""
-        batch = pack(rows, self.program.n_top)
+        batch = pack(rows, self.program)
         try:
             logits = self.program.run(batch)
         except Exception as e:  # whatever it was, sequences outside this batch go on

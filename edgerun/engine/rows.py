@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
-from edgerun.backends.base import Batch
+from edgerun.backends.base import Batch, Program
 from edgerun.engine.draft_source import Draft, Drafter, Widths
 from edgerun.engine.sequence import Sequence as EngineSequence
 
@@ -38,16 +38,13 @@ class Row:
         return [*ids, *self.draft], s.n_past, s.pages, range(self.n - 1 if self.wants else end, end)
 
 
-def pack(rows: Sequence[Row], n_top: int) -> Batch:
-    """A step's batch, which asks for no more of its logits than some row can use.
-
-    Args:
-        n_top: how many of the largest logits the program gives.
-    """
+def pack(rows: Sequence[Row], program: Program) -> Batch:
+    """A step's batch, which asks ``program`` for no more of its logits than some row can use."""
     samplers = [r.sequence.sampler for r in rows if r.wants]
     greedy = any(s.greedy_fast for s in samplers)
-    few = n_top > 0 and any(0 < s.leading <= n_top for s in samplers)
-    return Batch.pack([r.pack() for r in rows], want_best=greedy, want_top=few)
+    n_top, remote = program.n_top, program.remote
+    top = max([s.leading(n_top, remote) for s in samplers], default=0) if n_top else 0
+    return Batch.pack([r.pack() for r in rows], want_best=greedy, want_top=top)
 
 
 def add_drafts(

@@ -7,7 +7,7 @@
 using namespace er;
 
 // Bumped whenever a struct or signature changes, so that a stale library is noticed at load.
-ER_API int er_abi_version() { return 5; }
+ER_API int er_abi_version() { return 6; }
 
 // The instruction set `name`, or the best one for null or "". Null: not in this build or not on this machine.
 ER_API const void* er_isa(const char* name) { return name && *name ? find_isa(name) : isas()[0]; }
@@ -65,6 +65,7 @@ ER_API const char* er_program_run(void* program, const BatchView* batch, const R
 }
 ER_API const float* er_program_logits(const void* program) { return static_cast<const Program*>(program)->logits(); }
 ER_API const int32_t* er_program_best(const void* program) { return static_cast<const Program*>(program)->best(); }
+ER_API const int32_t* er_program_top(const void* program) { return static_cast<const Program*>(program)->top(); }
 ER_API int64_t er_program_logits_stride(const void* program) { return static_cast<const Program*>(program)->logits_stride(); }
 
 // For a check at load that both sides agree on the layout.

@@ -14,7 +14,7 @@ struct RopeTable { const float* cs; int32_t n_pos, n_rot; };  // [n_pos][cosines
 struct BatchView {
   const int32_t *tokens, *positions, *row_start, *n_past, *pages, *outputs;
   int32_t n_tokens, n_rows, n_outputs, max_pages;
-  int32_t want_best, pad;  // whether Program::best is to be known
+  int32_t want_best, want_top;  // whether Program::best is to be known, and how many the rows of Program::top hold
 };
 
 enum { MAX_OUTS = 4 };

@@ -60,6 +60,8 @@ Program::~Program() {
   free_pages(lanes_, sizeof(Lane) * pool_->n_threads());
   free_pages(tops_, tops_bytes_);
   free_pages(best_, best_bytes_);
+  free_pages(top_, top_bytes_);
+  free_pages(ranking_, ranking_bytes_);
   free(code_); free(widths_); free(ld_); free(buffers_); free(buffer_bytes_); free(jobs_);
 }
 
@@ -154,6 +156,7 @@ const char* Program::check(const BatchView& batch, const RopeTable* tables, int 
   if (batch.n_tokens < 1 || batch.n_rows < 1 || batch.row_start[0] != 0 || batch.row_start[batch.n_rows] != batch.n_tokens)
     return "the batch is empty or its rows do not add up";
   if (batch.n_outputs > batch.n_tokens) return "more outputs than tokens";
+  if (batch.want_top < 0) return "fewer than none of the largest logits are wanted";
   for (int i = 0; i < batch.n_outputs; i++)
     if (batch.outputs[i] < 0 || batch.outputs[i] >= batch.n_tokens) return "an output index is out of range";
   for (int r = 0; r < batch.n_rows; r++) {
@@ -188,7 +191,8 @@ const char* Program::run(const BatchView& batch, const RopeTable* tables, int n_
   if (!job || !reserve(batch.n_tokens, batch.n_outputs) || !job->take(batch, tables, n_tables)) return "out of memory";
   job->run = ++runs_;
   has_best_ = batch.want_best && batch.n_outputs > 0;
-  if (has_best_ && !reserve_best(*job)) return "out of memory";
+  has_top_ = batch.want_top > 0 && batch.n_outputs > 0;
+  if ((has_best_ || has_top_) && !reserve_best(*job)) return "out of memory";
   for (int i = 0; i < n_code_; i++)
     if (code_[i].op == OP_ATTENTION) {
       if (!job->plan_attention(code_[i].n_heads, code_[i].n_kv, pool_->size(), few)) return "out of memory";
@@ -201,6 +205,7 @@ const char* Program::run(const BatchView& batch, const RopeTable* tables, int n_
     pool_->run([](void* j, int thread) { static_cast<Job*>(j)->program->run_phases(*static_cast<Job*>(j), thread); }, job);
   }
   if (has_best_) find_best(*job);
+  if (has_top_) find_top(*job);
   return nullptr;
 }
 

@@ -119,6 +119,9 @@ class Program {
   int64_t logits_stride() const { return ld_[logits_]; }
   // Of each output the id with the largest logit, the lowest of equals; -1 where some logit is not finite. Null: not asked for.
   const int32_t* best() const { return has_best_ ? best_ : nullptr; }
+  // Of each output the ids of the largest logits, [n_outputs][want_top], and behind all of them those logits as floats: best first,
+  // of equals the lowest id. Where there are fewer they are -1 and -inf; so are all where some logit is not finite. Null: not asked for.
+  const int32_t* top() const { return has_top_ ? top_ : nullptr; }
 
   // A chunk of a step's phase: into the thread's own memory, and from there to the buffers (relay.h).
   void compute(const Job& job, int phase, uint64_t number, int chunk, int thread);
@@ -185,11 +188,14 @@ class Program {
   void commit_experts(const Instr& in, const Job& job, int chunk, const Lane& lane);
   void sum_experts(const Instr& in, const Job& job, int t, float* out, Lane& lane) const;
 
-  // best.cpp: the largest logit, chunk by chunk while the head is computed
+  // best.cpp: the largest logits, chunk by chunk while the head is computed
+  struct Head;
+  Head head_of(const Job& job) const;
   bool reserve_best(const Job& job);
-  bool wants_tops(int buffer, const Job& job) const { return job.batch.want_best && buffer == logits_; }
+  bool wants_tops(int buffer, const Job& job) const { return (job.batch.want_best || job.batch.want_top) && buffer == logits_; }
   void top_of_rows(const Instr& in, int n, int tile, int tiles, const float* out, int64_t ldo, float* tops) const;
   void find_best(const Job& job);
+  void find_top(const Job& job);
 
   // step.cpp: the same without barriers
   bool plan_step(Job& job);
@@ -219,9 +225,10 @@ class Program {
   float* parts_ = nullptr;  // of attention over rows of several splits, layer after layer
   size_t parts_bytes_ = 0;
   float* tops_ = nullptr;  // [chunks of the head][n_outputs]
-  int32_t* best_ = nullptr;
-  size_t tops_bytes_ = 0, best_bytes_ = 0;
-  bool has_best_ = false;
+  int32_t *best_ = nullptr, *top_ = nullptr;
+  uint64_t* ranking_ = nullptr;  // [want_top]
+  size_t tops_bytes_ = 0, best_bytes_ = 0, top_bytes_ = 0, ranking_bytes_ = 0;
+  bool has_best_ = false, has_top_ = false;
   uint64_t runs_ = 0;
   int max_width_ = 0, max_tokens_ = 0, max_outputs_ = 0;
   uint8_t* act_[N_ACTS] = {};

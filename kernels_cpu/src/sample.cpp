@@ -9,6 +9,7 @@
 #endif
 
 #include "api.h"
+#include "largest.h"
 #if defined(ER_BUILD)
 #include "kernels.h"
 #endif
@@ -16,6 +17,10 @@
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #endif
+
+using er::key_id;
+using er::key_of;
+using er::Largest;
 
 namespace {
 
@@ -52,55 +57,6 @@ inline const float* block(const float* x, int64_t n, int64_t b, float* pad) {
 }
 
 inline int64_t blocks(int64_t n) { return (n + BLOCK - 1) / BLOCK; }
-
-// Larger value first, then smaller id: one integer orders candidates. -0 counts as 0.
-inline uint64_t key_of(float v, int64_t id) {
-    v = v + 0.0f;
-    uint32_t u;
-    __builtin_memcpy(&u, &v, 4);
-    u = (u & 0x80000000u) ? ~u : (u | 0x80000000u);
-    return ((uint64_t)u << 32) | (0xffffffffu - (uint32_t)id);
-}
-
-inline uint32_t key_id(uint64_t key) { return 0xffffffffu - (uint32_t)key; }
-
-// Keeps the k largest keys pushed, the smallest of them at the root.
-struct Largest {
-    uint64_t* heap;
-    int64_t k, size;
-
-    void sift_down(int64_t end) {
-        const uint64_t v = heap[0];
-        int64_t i = 0;
-        for (int64_t c; (c = 2 * i + 1) < end; i = c) {
-            if (c + 1 < end && heap[c + 1] < heap[c]) c++;
-            if (heap[c] >= v) break;
-            heap[i] = heap[c];
-        }
-        heap[i] = v;
-    }
-
-    void push(uint64_t v) {
-        if (size < k) {
-            int64_t i = size++;
-            for (; i > 0 && v < heap[(i - 1) / 2]; i = (i - 1) / 2) heap[i] = heap[(i - 1) / 2];
-            heap[i] = v;
-        } else if (heap[0] < v) {
-            heap[0] = v;
-            sift_down(k);
-        }
-    }
-
-    // Leaves the keys in descending order.
-    void sort() {
-        for (int64_t m = size - 1; m > 0; m--) {
-            const uint64_t worst = heap[0];
-            heap[0] = heap[m];
-            heap[m] = worst;
-            sift_down(m);
-        }
-    }
-};
 
 // The smallest float that is >= v: comparing floats with it is comparing them with v.
 inline float ceil_float(double v) {

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from helpers import models
+from helpers.leading import top_of
 from helpers.paths import FIXTURES
 from helpers.runner import Runner, among_others, check_pages, cpu_runners, same_bits
 
@@ -170,6 +171,37 @@ def test_stale_pages_do_not_leak_into_another_sequence(open_runner) -> None:
     assert same_bits(
         expected, np.array(runner.program.run(Batch.pack([(ids, 0, [2, 3], range(39))])))
     )
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_largest_logits_are_found_beside_all(open_runner, isa: str, threads: int) -> None:
+    """Of a decode, a short and a long row, a few, many and all of them; of tokens that are all
+    alike the first; of a sequence with NaN in its cache none."""
+    runner = open_runner(
+        fixture("llama"), isa, threads=threads, n_ctx=256, n_pages=8, kv_type="f32"
+    )
+    program, ids = runner.program, list(range(1, 60))
+    for k in (1, 7, 40, program.n_top):
+        for rows in (
+            [(ids[:1], 0, [0], [0])],
+            [(ids[:9], 0, [0], range(4, 9))],
+            [(ids, 0, [0, 1], range(59))],
+        ):
+            logits = np.array(program.run(Batch.pack(rows, want_best=k == 7, want_top=k)))
+            wanted = top_of(logits, k)
+            assert program.top is not None
+            assert program.top.ids.tolist() == wanted.ids.tolist()
+            assert same_bits(program.top.logits, wanted.logits)
+            assert (program.best is not None) == (k == 7)
+    program.run(Batch.pack([(ids[:3], 0, [2], [2])], want_best=True))
+    assert program.top is None
+    nan = np.full(runner.kv.page_bytes // 4, np.nan, np.float32).tobytes()
+    runner.kv.import_page(3, nan)
+    pair = Batch.pack([([5], 3, [3], [0]), ([5], 3, [2], [0])], want_top=3)
+    wanted = top_of(np.array(program.run(pair)), 3)
+    assert wanted.ids[0].tolist() == [-1] * 3
+    assert program.top.ids.tolist() == wanted.ids.tolist()
 
 
 @pytest.mark.parametrize("isa", ISAS)

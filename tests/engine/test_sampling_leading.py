@@ -115,7 +115,7 @@ def _result(sample: Any) -> Any:
 def test_the_same_tokens(setting: dict[str, Any], share: float) -> None:
     rng = np.random.default_rng(1)
     steps = Steps(setting)
-    assert steps.quick.leading > 0
+    assert steps.quick.leading(128) > 0
     for k in (1, 24, 128):
         for row in rows(rng):
             steps.step(row, k)
@@ -148,7 +148,7 @@ def test_greedy_under_a_constraint_finds_the_best_that_is_allowed() -> None:
 @pytest.mark.parametrize("setting", WHOLE, ids=str)
 def test_what_needs_the_whole_row_says_so(setting: dict[str, Any]) -> None:
     steps = Steps(setting)
-    assert steps.quick.leading == 0
+    assert steps.quick.leading(128) == 0
     for row in rows(np.random.default_rng(4)):
         steps.step(row, 128)
 

@@ -137,9 +137,9 @@ class FakeProgram(Program):
         if batch.want_best:
             finite = np.isfinite(logits).all(axis=1)
             self.best = np.where(finite, logits.argmax(axis=1), -1).astype(np.int32)
-        assert self.n_top or not batch.want_top
-        self.top = top_of(logits, self.n_top) if batch.want_top else None
-        self.n_tops += batch.want_top
+        assert 0 <= batch.want_top <= self.n_top
+        self.top = top_of(logits, batch.want_top) if batch.want_top else None
+        self.n_tops += batch.want_top > 0
         return logits
 
     def predict(self, ids: Sequence[int]) -> F32:

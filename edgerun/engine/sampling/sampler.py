@@ -126,11 +126,20 @@ class Sampler:
         """Whether it is one in any case."""
         return self.greedy_fast and self._constraint is None
 
-    @property
-    def leading(self) -> int:
-        """How many of the largest logits may be enough for ``sample``; 0 if the whole row is
-        needed, or no more than an argmax."""
-        return 0 if self.plain else self._leading
+    def leading(self, most: int, remote: bool = True) -> int:
+        """How many of the largest logits ``sample`` should be shown, where there are ``most`` to be
+        had; 0 if it takes the whole row, or no more than an argmax.
+
+        Args:
+            remote: whether the whole row is dear to look at. If not, it is looked at where it costs
+                less than to reckon with what is not known.
+        """
+        if self.plain or not 0 < self._leading <= most:
+            return 0
+        if self._usual is not None:
+            return self._leading
+        # A mask or a penalty moves some of them back: then those behind them count.
+        return most if remote else 0
 
     @property
     def ended(self) -> bool:
@@ -156,7 +165,7 @@ class Sampler:
             best: where the largest of all logits is, the first of equals, if that is known and
                 all are finite; else negative or None. Used where :attr:`greedy_fast`.
             top: a row's part of :class:`edgerun.backends.base.Top`, ids and logits, if that is
-                known. Used where :attr:`leading`; what is returned does not depend on it.
+                known. Used where :meth:`leading`; what is returned does not depend on it.
 
         Raises:
             GenerationError: a logit is NaN or +inf, or nothing is left to sample.
