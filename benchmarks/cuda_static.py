@@ -222,7 +222,7 @@ def choice(m: Model, tokens: int) -> tuple[list[Launch], list[Launch]]:
     chunks = [f(m.vocab) for f in (cuda_kernels.argmax_chunks, cuda_kernels.topk_chunks)]
     size, left = 4 * m.vocab * tokens, 8 * cuda_kernels.TOP * chunks[1] * tokens
     return [
-        Launch("argmax_part", 1, chunks[0] * tokens, 256, size, 128, 1),
+        Launch("argmax_part", 1, chunks[0] * tokens, 256, size, 512, 1),
         Launch("argmax", 1, tokens, 256, 8 * chunks[0] * tokens, 256, 1),
     ], [
         Launch("topk_part", 1, chunks[1] * tokens, 256, size, 2048, 1),

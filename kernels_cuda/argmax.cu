@@ -2,7 +2,7 @@
 // and the soft-cap of logits on the way.
 #include "softcap.cuh"
 
-enum : int { THREADS = 256 };
+enum : int { THREADS = 256, AT_ONCE = 4 };
 enum : unsigned { ALL = 0xffffffffu };
 
 // A logit and its id; id -1 beats everything: something was not finite.
@@ -36,9 +36,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
   const int size = (n_vocab + gridDim.x - 1) / gridDim.x, start = blockIdx.x * size;
   const int end = min(start + size, n_vocab);
   Best mine = {-INFINITY_F, 0x7fffffff};
-  for (int i = start + static_cast<int>(threadIdx.x); i < end; i += THREADS) {
-    const float x = capped(row + i, cap);
-    mine = better(mine, Best{x, finite(x) ? i : -1});
+  for (int first = start + static_cast<int>(threadIdx.x); first < end; first += AT_ONCE * THREADS) {
+    float x[AT_ONCE];
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const int i = first + j * THREADS;
+      x[j] = i < end ? row[i] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; ++j) {
+      const int i = first + j * THREADS;
+      if (i >= end) break;
+      if (cap > 0.0f) row[i] = x[j] = capped(x[j], cap);
+      mine = better(mine, Best{x[j], finite(x[j]) ? i : -1});
+    }
   }
   mine = best_of_block(mine, room);
   if (threadIdx.x == 0)

@@ -1,4 +1,4 @@
-// softcap.cuh: the soft-cap of logits, by whoever reads them first.
+// softcap.cuh: the soft-cap of a logit, for whoever reads it first.
 #pragma once
 #include "ptx.cuh"
 
@@ -6,8 +6,7 @@ __device__ __forceinline__ bool finite(float x) {
   return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u;
 }
 
-// The logit at x; cap > 0: it becomes cap * tanh(logit / cap). What is not finite must show.
-__device__ __forceinline__ float capped(float* x, float cap) {
-  const float logit = *x;
-  return cap > 0.0f && finite(logit) ? *x = cap * tanhf(logit / cap) : logit;
+// What is not finite must show.
+__device__ __forceinline__ float capped(float x, float cap) {
+  return finite(x) ? cap * tanhf(x / cap) : x;
 }

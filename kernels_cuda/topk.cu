@@ -94,12 +94,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3)
   const int size = (n_vocab + gridDim.x - 1) / gridDim.x, start = blockIdx.x * size;
   const int end = min(start + size, n_vocab);
   const int first = start + threadIdx.x / 32 * (32 * EACH) + threadIdx.x % 32;
+  float x[EACH];
   Keys<EACH> keys;
 #pragma unroll
-  for (int j = 0; j < EACH; ++j) {
-    const int i = first + 32 * j;
-    keys.key[j] = i < end ? key_of(capped(row + i, cap)) : 0;
+  for (int j = 0; j < EACH; ++j) x[j] = first + 32 * j < end ? row[first + 32 * j] : -INFINITY_F;
+  if (cap > 0.0f) {
+#pragma unroll
+    for (int j = 0; j < EACH; ++j)
+      if (first + 32 * j < end) row[first + 32 * j] = x[j] = capped(x[j], cap);
   }
+#pragma unroll
+  for (int j = 0; j < EACH; ++j) keys.key[j] = key_of(x[j]);
   const int n = keys.take(room, [&](int j, int at) { part[at] = Entry{keys.key[j], first + 32 * j}; });
   for (int i = n + threadIdx.x; i < TOP; i += THREADS) part[i] = Entry{0, -1};
 }

@@ -248,6 +248,15 @@ def test_argmax(vocab: int, order: tuple[int, int], rng: np.random.Generator) ->
     np.testing.assert_array_equal(logits, kept)
 
 
+def test_argmax_of_many(rng: np.random.Generator) -> None:
+    """Chunks that take a block more than one turn; the last of each counts as well."""
+    logits = rng.standard_normal((3, 70_001)).astype(np.float32)
+    logits[0, [1093, 1094, 70_000]] = 9.0
+    logits[1, 70_000] = 9.0
+    logits[2, 1093] = np.nan
+    assert best_of(logits) == [1093, 70_000, -1]
+
+
 def test_logits_are_capped_and_never_hidden(rng: np.random.Generator) -> None:
     logits = (rng.standard_normal((3, 700)) * 60).astype(np.float32)
     logits[1, 5], logits[2, 6] = np.inf, np.nan
