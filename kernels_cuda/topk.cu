@@ -23,8 +23,7 @@ __device__ __forceinline__ uint32_t key_of(float x) {
 template <int N>
 struct Keys {
   uint32_t key[N];
-  unsigned taken;  // bit j
-  int side;        // of the room that is written next; the other one may still be read
+  int side = 0;  // of the room that is written next; the other one may still be read
 
   // Of a number that each warp has, its threads the same: the sum over warps before it, or over all.
   __device__ __forceinline__ int sum(int of_warp, bool all, int (&room)[2][WARPS]) {
@@ -50,7 +49,7 @@ struct Keys {
   template <class Put>
   __device__ __forceinline__ int take(int (&room)[2][WARPS], Put put) {
     const unsigned before = (1u << threadIdx.x % 32) - 1;
-    side = 0, taken = 0;
+    unsigned taken = 0;  // bit j
     uint32_t edge = 0;  // the largest that TOP keys reach
     for (uint32_t bit = 1u << 31; bit; bit >>= 1) {
       const int n = count_from(edge | bit, room);
@@ -119,9 +118,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
   const Entry* entries = parts + static_cast<size_t>(blockIdx.x) * chunks * TOP;
   const int place = threadIdx.x / 32 * (32 * EACH_MERGED) + threadIdx.x % 32;
   // As many at a time as the block's threads hold: those kept before, then further ones.
+  Keys<EACH_MERGED> keys;
   int n = 0;
   for (int next = 0; next < chunks * TOP;) {
-    Keys<EACH_MERGED> keys;
     int id[EACH_MERGED];
 #pragma unroll
     for (int j = 0; j < EACH_MERGED; ++j) {
@@ -135,7 +134,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     next += EACH_MERGED * THREADS - n;
     n = keys.take(room, [&](int j, int at) { kept[at] = Entry{keys.key[j], id[j]}; });
-    __syncthreads();
   }
   const int i = threadIdx.x;
   if (i >= TOP) return;

@@ -149,6 +149,7 @@ FAULTS: tuple[tuple[str, str, str, str, Check], ...] = (
     ("a best before all have come", "argmax.cu", _SHARED, _SHARED.split("\n")[0], best),
     ("a cap of the whole", "softcap.cuh", "tanhf(x / cap)", "tanhf(x)", topk.check_caps),
     ("a count before all have come", "topk.cu", _COUNT, _COUNT.split("\n")[0], counts),
+    ("a count that others still read", "topk.cu", "side ^= 1;", "side ^= 0;", counts),
     ("one more of equals", "topk.cu", "(at_edge & before) < spare", "(at_edge & before) <= spare",
      leading),
     ("the last of equals first", "topk.cu", "mine && j < i", "mine && j > i", leading),
