@@ -141,11 +141,11 @@ def test_texts_need_few_rows_of_logits_and_are_the_same(
         down = downloads(backend.device)
         for program.n_top in (128, 0):
             down.clear()
-            for seed in range(3):
-                p = SamplingParams(max_tokens=12, ignore_eos=seed == 2, seed=seed, n=2, **params)
+            for seed in range(2):
+                p = SamplingParams(max_tokens=10, ignore_eos=seed == 1, seed=seed, n=2, **params)
                 texts.append([c.token_ids for c in llm.generate(PROMPT, p).choices])
             counts.append(sum(n // wide for n in down if n % wide == 0))
-    assert texts[:3] == texts[3:]
+    assert texts[:2] == texts[2:]
     assert len({str(t) for t in texts}) > 1 or params["temperature"] == 0.0
     assert counts[0] <= share * counts[1]
 
