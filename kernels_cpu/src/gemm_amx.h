@@ -86,6 +86,8 @@ ER_INL void add_sums(vf (&f)[C], const int32_t (*sums)[16][R], const uint8_t* w,
 
 // Blocks that go together: their sums share L1 with the slice.
 template <int HALVES> constexpr int phase_blocks() { return HALVES ? 6 : 12; }
+// Whether the next column tile's first products begin before this one's last sums are added: they take some 150 cycles to come.
+ER_INL bool begins_early(bool halves, int blocks) { return !halves && blocks > 1 && blocks <= phase_blocks<0>(); }
 
 // n blocks of the first C columns of a column tile, the slice's from b0 on. f: [BLOCK_C][2][R], read unless `first`.
 // After a tile instruction multiply-adds run at half their rate for some 150 cycles. So the first tile's run beside the products, two
@@ -120,8 +122,10 @@ ER_INL void phase(const uint8_t* slice, const uint8_t* act, int b0, int n, float
     store_sums<1>(zero[1], one[2 * n - 1]);
     add(n - 1, 0, zero);
   } else {
-    products(0, Int<0>{}, false);
-    if (n > 1) products(1, Int<1>{}, false);
+    if (!ahead.begun) {
+      products(0, Int<0>{}, false);
+      if (n > 1) products(1, Int<1>{}, false);
+    }
     int b = 2;
 #pragma GCC unroll 1
     for (; b + 1 < n; b += 2) {
@@ -148,12 +152,19 @@ ER_INL void phase(const uint8_t* slice, const uint8_t* act, int b0, int n, float
   }
   ER_EACH stf(fo + c * 2 * R, f[c]);
   ER_EACH f[c] = first ? zero_f() : ldf(fo + (c * 2 + 1) * R);
-#pragma GCC unroll 1
-  for (int b = 0; b < n; b++) {
+  const auto add_second_tile = [&](int b) __attribute__((always_inline)) {
     ahead.template columns<COLUMN>(b0 + b);
     ahead.results(b0 + b);
     add(b, 1, one + b * PARTS);
-  }
+  };
+#pragma GCC unroll 1
+  for (int b = 0; b < n - 1; b++) add_second_tile(b);
+  if constexpr (!Q::HALVES)
+    if (ahead.begin) {
+      multiply<0>(w0, ahead.act, nullptr, nullptr);
+      multiply<1>(w0 + RECORD, ahead.act + BLOCK_C * REC, nullptr, nullptr);
+    }
+  add_second_tile(n - 1);
   ER_EACH stf(fo + (c * 2 + 1) * R, f[c]);
 }
 
