@@ -90,7 +90,6 @@ class CudaProgram(base.Program):
 
     ahead = MOST_PADDED
     n_top = cuda_kernels.TOP
-    remote = True
 
     def __init__(
         self, device: Device, lowered: Lowered, kv: CudaKVPool, n_ctx: int, n_vocab: int

@@ -67,8 +67,6 @@ class Program(abc.ABC):
     top: Top | None = None
     #: Most logits of a row that :attr:`top` can hold; 0 = it is not there.
     n_top: int = 0
-    #: Whether logits lie on a device, so that a row of them is copied before it is looked at.
-    remote: bool = False
     #: Most rows of a step that :meth:`start` takes, so that a device computes while the host is
     #: busy with the step before; 0 = it is not there.
     ahead: int = 0

@@ -266,7 +266,7 @@ class SplitProgram(base.Program):
         self._front = front
         self._back = back
         self.n_vocab = back.n_vocab
-        self.n_top, self.remote = back.n_top, back.remote
+        self.n_top = back.n_top
 
     def width(self, most: int) -> int:
         return self._front.width(self._back.width(most))

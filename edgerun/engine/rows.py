@@ -42,8 +42,8 @@ def pack(rows: Sequence[Row], program: Program) -> Batch:
     """A step's batch, which asks ``program`` for no more of its logits than some row can use."""
     samplers = [r.sequence.sampler for r in rows if r.wants]
     greedy = any(s.greedy_fast for s in samplers)
-    n_top, remote = program.n_top, program.remote
-    top = max([s.leading(n_top, remote) for s in samplers], default=0) if n_top else 0
+    n_top = program.n_top
+    top = max([s.leading(n_top) for s in samplers], default=0) if n_top else 0
     return Batch.pack([r.pack() for r in rows], want_best=greedy, want_top=top)
 
 

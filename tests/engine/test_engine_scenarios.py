@@ -33,7 +33,7 @@ def test_every_request_gets_what_it_gets_alone(block: int, monkeypatch: pytest.M
         scenarios.expect(s, scenarios.poisoned(logits_of), N_VOCAB)
         program = Poisoned(s.n_pages, s.page_size)
         program.ahead = ahead
-        program.n_top, program.remote = (0, 40, 8)[seed % 3], seed % 5 > 1
+        program.n_top = (0, 40, 8)[seed % 3]
         monkeypatch.setattr("edgerun.engine.ahead._QUIET", seed // 2 % 5)
         e = engine(s.n_pages, s.page_size, s.limits, program)
         scenarios.run(s, e, seed)

@@ -92,7 +92,7 @@ class TimedProgram(Program):
 
     def __init__(self, program: Program, costs: StepCosts) -> None:
         self.n_vocab = program.n_vocab
-        self.ahead, self.n_top, self.remote = program.ahead, program.n_top, program.remote
+        self.ahead, self.n_top = program.ahead, program.n_top
         self._program = program
         self._costs = costs
         self._ended = 0.0  # the last step that was started

@@ -126,20 +126,15 @@ class Sampler:
         """Whether it is one in any case."""
         return self.greedy_fast and self._constraint is None
 
-    def leading(self, most: int, remote: bool = True) -> int:
+    def leading(self, most: int) -> int:
         """How many of the largest logits ``sample`` should be shown, where there are ``most`` to be
-        had; 0 if it takes the whole row, or no more than an argmax.
-
-        Args:
-            remote: whether the whole row is dear to look at. If not, it is looked at where it costs
-                less than to reckon with what is not known.
-        """
+        had; 0 if it takes the whole row, or no more than an argmax."""
         if self.plain or not 0 < self._leading <= most:
             return 0
         if self._usual is not None:
             return self._leading
         # A mask or a penalty moves some of them back: then those behind them count.
-        return most if remote else 0
+        return most
 
     @property
     def ended(self) -> bool:
