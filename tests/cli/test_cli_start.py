@@ -35,7 +35,20 @@ print(json.dumps(seen), file=sys.stderr)
 
 def test_a_short_answer_imports_no_more_than_it_needs(tmp_path: Path) -> None:
     model = str(random_model(tmp_path / "m.gguf", seed=1))
-    args = ["run", "-m", model, "-q", "-n", "2", "--temp", "0", "--ignore-eos", "Hi"]
+    args = [
+        "run",
+        "-m",
+        model,
+        "--backend",
+        "cpu",
+        "-q",
+        "-n",
+        "2",
+        "--temp",
+        "0",
+        "--ignore-eos",
+        "Hi",
+    ]
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *args],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=True,
