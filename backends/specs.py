@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Activation", "Attention", "ExpertWeights", "Experts", "KVLayer", "Rope"]
+__all__ = ["Activation", "Attention", "ExpertWeights", "Experts", "KVLayer", "Rope", "layer_of"]
 
 F32: TypeAlias = npt.NDArray[np.float32]
 
@@ -16,6 +17,12 @@ F32: TypeAlias = npt.NDArray[np.float32]
 #: approximation. swiglu_oai, gpt-oss's, is ``g * sigmoid(1.702 * g) * (u + 1)`` where g is gate cut
 #: off above 7 and u is up cut off below -7 and above 7.
 Activation: TypeAlias = Literal["silu", "gelu", "swiglu_oai"]
+
+
+def layer_of(name: str) -> int | None:
+    """The layer that a tensor of this name belongs to, None if to none."""
+    found = re.match(r"blk\.(\d+)\.", name)
+    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,7 +11,6 @@ depend on the rest of its batch, holds for the whole.
 from __future__ import annotations
 
 import dataclasses
-import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,19 +20,14 @@ from typing import Any, cast
 import numpy as np
 
 from edgerun.backends import base
+from edgerun.backends.specs import layer_of
 from edgerun.backends.swap import SwapSpace
 from edgerun.errors import BackendError, UnsupportedModelError
 
-__all__ = ["SplitBackend", "SplitKVPool", "SplitProgram", "layer_of"]
+__all__ = ["SplitBackend", "SplitKVPool", "SplitProgram"]
 
 #: Ops that choose what is computed for the batch's outputs alone: they belong to the second part.
 _LAST = ("outputs", "logits", "hidden")
-
-
-def layer_of(name: str) -> int | None:
-    """The layer that a tensor of this name belongs to, None if to none."""
-    found = re.match(r"blk\.(\d+)\.", name)
-    return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from edgerun.calling import Choice, Spelling, constrain_calls, gate_of, tool_schemas
 from edgerun.chat import ChatOptions
 from edgerun.core import Constraint
 from edgerun.engine.sampling.gate import Gate
 from edgerun.errors import RequestError, TemplateError, printable
-from edgerun.text.answer.formats import FORMATS, pick_format
+from edgerun.gating import Choice, gate_of
 from edgerun.text.answer.reader import AnswerShape
 from edgerun.text.answer.reasoning import ReasoningTags, open_tags, tags_of
-from edgerun.text.answer.syntax import Syntax, syntax_of
 from edgerun.text.answer.tools import Tools
 from edgerun.text.effort import EFFORTS, effort_variables
 from edgerun.text.messages import parse_tools
 from edgerun.text.template import ChatTemplate, Segment
 from edgerun.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgerun.calling import Spelling
+    from edgerun.text.answer.call_format import CallFormat
+    from edgerun.text.answer.syntax import Syntax
 
 __all__ = ["Conversation", "check_options", "prepare", "split_overrides"]
 
@@ -144,6 +147,8 @@ def prepare(
     prompt = _rendered(messages, options, template, offered)
     shape, syntax = _shape(options, template, tokenizer, prompt, offered)
     if offered:
+        from edgerun.calling import constrain_calls, tool_schemas
+
         schemas = tool_schemas(offered)
         # A harmony answer's calls cannot be told from text before they are read, and a model that
         # must call is free to say how: only its own grammar could follow both.
@@ -176,23 +181,30 @@ def _shape(
     harmony = "<|channel|>" in template.source and "<|message|>" in template.source
     tags = () if harmony else _tags(template, tokenizer)
     written = "\0".join(s.text for s in prompt if s.trusted)
-    name = None
-    if tools:
-        name = pick_format(
-            template.source,
-            offers_tools=template.supports_tools,
-            has_token=tokenizer.vocab.ids.__contains__,
-        )
+    form, syntax = _calls(template, tokenizer) if tools else (None, None)
     shape = AnswerShape(
         tags=tags,
         opened=open_tags(tags, written),
-        format=None if name is None or harmony else FORMATS[name],
+        format=None if harmony else form,
         tools=Tools(tools) if tools else None,
         harmony=harmony,
         begun=_begun(prompt) if harmony else "",
         most_calls=None if options.parallel_tool_calls else 1,
     )
-    return shape, None if name is None else syntax_of(name, template.source)
+    return shape, syntax
+
+
+def _calls(template: ChatTemplate, tokenizer: Tokenizer) -> tuple[CallFormat | None, Syntax | None]:
+    """How the model writes calls of tools: what reads them, and what a grammar is made of."""
+    from edgerun.text.answer.formats import FORMATS, pick_format
+    from edgerun.text.answer.syntax import syntax_of
+
+    name = pick_format(
+        template.source,
+        offers_tools=template.supports_tools,
+        has_token=tokenizer.vocab.ids.__contains__,
+    )
+    return (None, None) if name is None else (FORMATS[name], syntax_of(name, template.source))
 
 
 def _sure(
@@ -203,6 +215,8 @@ def _sure(
         return shape
     form = shape.format
     if choice.forced and syntax is None:  # in the generic way, whatever the model's own is
+        from edgerun.text.answer.formats import FORMATS
+
         form = FORMATS["generic"]
     sure: tuple[str, ...] = ("",) if choice.forced else ()
     if syntax is not None and syntax.trigger and constraint.param == "tools":

@@ -6,24 +6,17 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from edgerun.backends.base import Backend
-from edgerun.backends.split import SplitBackend
-from edgerun.calling import Spelling
 from edgerun.chat import ChatOptions
 from edgerun.conversing import Conversation, prepare, split_overrides
 from edgerun.core import Completion, Constraint, SamplingParams, Usage
 from edgerun.coroutines import Begun, Coroutines, Message, Prompt
-from edgerun.delivery import (
-    ChunkStream,
-    Item,
-    Mailbox,
-    collect,
-)
+from edgerun.delivery import ChunkStream, Item, Mailbox, collect
 from edgerun.embedding import Embedder, Embeddings
 from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine.draft_source import whole_drafts
@@ -37,10 +30,14 @@ from edgerun.placing import check_layers
 from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.shifting import fitted
 from edgerun.speculating import check_choice, open_speculation
-from edgerun.structured.grammars import Grammars
 from edgerun.text.template import ChatTemplate
 from edgerun.text.template_pick import pick_template
 from edgerun.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from edgerun.backends.split import SplitBackend
+    from edgerun.calling import Spelling
+    from edgerun.structured.grammars import Grammars
 
 __all__ = ["LLM"]
 
@@ -134,8 +131,8 @@ class LLM(Coroutines):
         self._model: LoadedModel = loaded
         used, ours = loaded.backend, isinstance(backend, str)
         close = used.close if ours else partial(_keep, used)
-        if not ours and isinstance(used, SplitBackend):
-            close = used.close_front
+        if not ours and used is not backend:  # split: its front is not the caller's
+            close = cast("SplitBackend", used).close_front
         try:
             self._speculation = open_speculation(self._model, speculation, draft)
             disk = open_disk(self._model, kv_disk)
@@ -145,7 +142,6 @@ class LLM(Coroutines):
         self.name: str = resolved.name
         self._templates: dict[bool, ChatTemplate] = {}
         self._template_lock = threading.Lock()
-        self._grammars = Grammars(self._model.tokenizer)
         self._spelling: Spelling | None = None
         kv = self._model.kv
         limits = Limits(max_rows=max_batch, gap=token_gap)
@@ -367,8 +363,16 @@ class LLM(Coroutines):
     def _spelled(self) -> Spelling:
         with self._template_lock:
             if self._spelling is None:
+                from edgerun.calling import Spelling
+
                 self._spelling = Spelling(self._model.tokenizer)
             return self._spelling
+
+    @cached_property
+    def _grammars(self) -> Grammars:
+        from edgerun.structured.grammars import Grammars
+
+        return Grammars(self._model.tokenizer)
 
     def _prompt_ids(self, prompt: Prompt) -> list[int]:
         return self.tokenize(prompt) if isinstance(prompt, str) else self._ids(prompt)

@@ -12,6 +12,7 @@ from edgerun import arch
 from edgerun.arch import Architecture, ModelConfig
 from edgerun.backends.base import PAGE_SIZE, Backend
 from edgerun.backends.host import host_memory
+from edgerun.backends.specs import layer_of
 from edgerun.errors import RequestError, printable
 from edgerun.gguf import GGUFFile
 from edgerun.planning import Fit, Plan, Room, fits, plan, suits
@@ -133,8 +134,6 @@ def _n_device(
 
 
 def _sizes(file: GGUFFile, family: Architecture, config: ModelConfig, kv_type: str) -> Sizes:
-    from edgerun.backends.split import layer_of
-
     specs = family.tensors(config)
     raw = arch.raw_tensors(family.name, specs, file)
     layers = [0] * config.n_layers

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgerun.backends.split import SplitBackend
 from edgerun.engine.drafting import BestDrafter, DraftModel, NgramDrafter, Speculation, StepCosts
 from edgerun.errors import RequestError, printable
 from edgerun.gguf import GGUFFile
@@ -62,6 +61,8 @@ def open_speculation(
 
 
 def _open_draft(model: LoadedModel, draft: str | Path, costs: StepCosts) -> DraftModel:
+    from edgerun.backends.split import SplitBackend
+
     path = find(draft).path
     with GGUFFile.open(path) as file:
         tokenizer = load_tokenizer(file.metadata)

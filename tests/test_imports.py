@@ -35,9 +35,9 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 PART_OF_LLM = {
-    "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "kv_disk", "kv_swap",
-    "loading", "notices", "perplexity", "placing", "planning", "planning_layers", "requests",
-    "shifting", "speculating", "structured",
+    "bench", "calling", "conversing", "coroutines", "delivery", "embedding", "gating", "kv_disk",
+    "kv_swap", "loading", "notices", "perplexity", "placing", "planning", "planning_layers",
+    "requests", "shifting", "speculating", "structured",
 }  # fmt: skip
 
 MAX_FILE, MAX_FUNCTION = 450, 80

@@ -14,11 +14,6 @@ from edgerun.errors import ModelFileError, printable, why
 from edgerun.folders import config_dir, data_dir
 from edgerun.native import data
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 __all__ = [
     "DEFAULT_MODEL",
     "ModelSpec",
@@ -154,6 +149,10 @@ def _read(path: Path) -> Mapping[str, dict[str, Any]]:
         return {}
     except (OSError, UnicodeDecodeError) as e:
         raise ModelFileError(f"{path} cannot be read: {why(e)}") from e
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
     try:
         tables: dict[str, Any] = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as e:

@@ -8,7 +8,6 @@ interrupted pull goes on from.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import json
 import os
@@ -176,6 +175,8 @@ def _find_spec(text: str) -> ModelSpec:
         if os.path.exists(text):
             raise ModelFileError(f"{printable(text)} is not a regular file")
         raise ModelNotFoundError(f"no such file: {printable(text)}")
+    import difflib
+
     close = difflib.get_close_matches(text.lower(), catalog, n=3, cutoff=0.4)
     *others, last = close or ("",)
     either = f"{', '.join(others)} or {last}" if others else last

@@ -140,6 +140,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Without ``argv`` it is the ``edgerun`` program: it takes the process's arguments, and ends it.
     """
     _open_streams(sys.platform)
+    if argv is None:
+        _calm_blas()
     # While things are imported and loaded, all that a collection finds is there to stay; open_llm
     # turns it on again.
     collects = gc.isenabled()
@@ -153,6 +155,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if collects:
             gc.unfreeze()
             gc.enable()
+
+
+def _calm_blas() -> None:
+    """Have the threads of numpy's OpenBLAS sleep as soon as they have no work.
+
+    By default each spins for a tenth of a second after numpy is imported, on a core that the start
+    could use; only the reference backend has work for them at all."""
+    os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")  # 2^4 cycles, the least it takes
 
 
 def _open_streams(platform: str) -> None:

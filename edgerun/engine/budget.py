@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import pairwise
-from statistics import median
 
-__all__ = ["Pace", "StepCost"]
+__all__ = ["Pace", "StepCost", "median"]
 
 _KEPT = 5  # measurements of one width
 _FRESH = 1024  # steps after which a width that was not seen again is forgotten
+
+
+def median(values: Iterable[float]) -> float:
+    """The middle of one value or more, or the mean of the two in the middle. The standard
+    library's ``statistics`` would bring fractions and decimals into every start."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 class StepCost:

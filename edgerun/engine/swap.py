@@ -15,9 +15,9 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from edgerun.backends.swap import SwapSpace
+from edgerun.engine.budget import median
 from edgerun.engine.metrics import SwapCount
 from edgerun.engine.pages import PagePool
 from edgerun.engine.prefix import Node

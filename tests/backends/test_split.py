@@ -33,7 +33,8 @@ from edgerun.backends.base import (
 from edgerun.backends.cpu import CPUBackend
 from edgerun.backends.cuda import CudaBackend
 from edgerun.backends.reference import ReferenceBackend
-from edgerun.backends.split import SplitBackend, SplitKVPool, layer_of
+from edgerun.backends.specs import layer_of
+from edgerun.backends.split import SplitBackend, SplitKVPool
 from edgerun.engine import Engine, Limits
 from edgerun.engine.swap import SwapTier
 from edgerun.errors import BackendError, OutOfMemoryError, RequestError, UnsupportedModelError

@@ -8,9 +8,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
-from statistics import median
 
 from edgerun.backends.base import Batch, Program
+from edgerun.engine.budget import median
 from edgerun.engine.draft_source import Draft
 from edgerun.engine.drafting.ngram import NgramDrafter
 from edgerun.engine.sampling.native import address, scans
