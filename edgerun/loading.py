@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
-from edgerun import arch, catalog
+from edgerun import arch, catalog, native
 from edgerun.arch import Architecture, ModelConfig
 from edgerun.backends.base import (
     PAGE_SIZE,
@@ -209,8 +209,8 @@ def _first_that_works(threads: int | None, exact: bool) -> Backend:
                 return found
             found.close()  # a virtual machine: MLX would compute on the CPU, slowly
         except BackendUnavailableError as e:
-            if candidate == "cpu" and isa:
-                raise  # do not run without it in silence
+            if candidate == "cpu" and (isa or native.missing()):
+                raise  # do not run without it in silence, nor at all without the library
             if candidate not in ("cuda", "mlx") or first_time(f"{candidate}: {e}"):
                 log.warning("backend %s is not available: %s", candidate, e)
     raise BackendUnavailableError("no backend works here: see 'edgerun doctor'")

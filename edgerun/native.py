@@ -11,7 +11,7 @@ from pathlib import Path
 import edgerun
 from edgerun.errors import BackendUnavailableError
 
-__all__ = ["data", "lib", "lib_path"]
+__all__ = ["data", "lib", "lib_path", "missing"]
 
 _SUFFIX = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
 _WAY_OUT = "reinstall with: pip install --force-reinstall --no-deps edgerun"
@@ -63,4 +63,17 @@ def lib() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as e:
-        raise BackendUnavailableError(f"{path} does not load ({e}): {_WAY_OUT}") from e
+        if os.environ.get("EDGERUN_CPU_LIB"):
+            named, way = "EDGERUN_CPU_LIB names a file that", "correct or unset it"
+        else:
+            named, way = str(path), _WAY_OUT
+        raise BackendUnavailableError(f"{named} does not load ({e}): {way}") from e
+
+
+def missing() -> bool:
+    """Whether there is no native library to load; without it nothing draws a token."""
+    try:
+        lib()
+    except BackendUnavailableError:
+        return True
+    return False

@@ -97,22 +97,13 @@ def sequences(
         RequestError: the prompt or a parameter is unusable.
         ContextLengthError: the prompt leaves no room for one token.
     """
-    if not ids:
-        if tokenizer.bos_id is None:
-            raise RequestError(
-                "the prompt is empty and the model has no start token: give it some text",
-                param="prompt",
-            )
-        ids = [tokenizer.bos_id]
+    ids = ids or _start(tokenizer)
     room = n_ctx - len(ids)
     if room < 1:
         raise ContextLengthError(len(ids), n_ctx)
     shift = params.context_shift
     wanted = _ENDLESS if params.max_tokens is None else params.max_tokens
-    n_keep = 0
-    if shift:
-        least = int(ids[0] == tokenizer.bos_id)  # no text of the model's is without it
-        n_keep = max(_n_keep(len(ids), params, n_ctx, said.head if said else 0), least)
+    n_keep = _n_keep(ids, params, n_ctx, said, tokenizer.bos_id) if shift else 0
     seed = params.seed if params.seed is not None else secrets.randbits(64)
     ends = tokenizer.eog_ids
     if params.stop_token_ids:
@@ -147,19 +138,41 @@ def sequences(
     return found
 
 
-def _n_keep(n_prompt: int, params: SamplingParams, n_ctx: int, head: int) -> int:
-    """How many tokens a shift keeps; ``head`` of the prompt is a conversation's beginning.
+def _start(tokenizer: Tokenizer) -> list[int]:
+    """What stands for an empty prompt.
+
+    Raises:
+        RequestError: the model has nothing that does.
+    """
+    if tokenizer.bos_id is None:
+        raise RequestError(
+            "the prompt is empty and the model has no start token: give it some text",
+            param="prompt",
+        )
+    return [tokenizer.bos_id]
+
+
+def _n_keep(
+    ids: Sequence[int],
+    params: SamplingParams,
+    n_ctx: int,
+    said: Conversation | None,
+    bos_id: int | None,
+) -> int:
+    """How many tokens a shift keeps: what was asked for, or else a conversation's beginning; a
+    start token always, since the model knows no text without it.
 
     Raises:
         RequestError: so many that a shift would make little room.
     """
+    least = int(ids[0] == bos_id)
     if params.n_keep is None:
-        return min(head, n_ctx * 3 // 4)
-    n_keep = n_prompt if params.n_keep < 0 else min(params.n_keep, n_prompt)
+        return max(least, min(said.head if said else 0, n_ctx * 3 // 4))
+    n_keep = len(ids) if params.n_keep < 0 else min(params.n_keep, len(ids))
     if n_keep > n_ctx // 2:
         raise RequestError(
             f"context_shift cannot keep {n_keep} tokens of a context of {n_ctx}: "
             f"n_keep may be at most half of it, {n_ctx // 2}",
             param="n_keep",
         )
-    return n_keep
+    return max(least, n_keep)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from helpers.cli import environment
 
 from edgerun.errors import BackendUnavailableError
 from edgerun.loading import open_backend
@@ -60,3 +63,16 @@ def test_auto_says_once_what_a_gpu_lacks(
     ]  # fmt: skip
     with pytest.raises(BackendUnavailableError, match="finds no GPU"):
         open_backend("cuda")  # who asks for it is told every time
+
+
+def test_a_library_that_is_not_there_is_said_once(tmp_path: Path) -> None:
+    """In a process of its own, which has loaded none yet."""
+    code = "from edgerun.loading import open_backend; open_backend('auto')"
+    env = environment(EDGERUN_CPU_LIB=str(tmp_path / "none.so"))
+    env.pop("EDGERUN_ISA", None)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert run.returncode == 1
+    assert run.stderr.count("EDGERUN_CPU_LIB names") == 1
+    assert "BackendUnavailableError" in run.stderr

@@ -17,6 +17,7 @@ __all__ = [
     "StreamOptions",
     "limit",
     "logit_bias",
+    "refuse",
     "sampling_params",
 ]
 
@@ -80,6 +81,13 @@ class SamplingBody(Body):
     context_shift: bool | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
+    # Cannot be had here, see _ELSEWHERE.
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+    structured_outputs: Any = None
+    lora: Any = None
 
     @field_validator("samplers", mode="before")
     @classmethod
@@ -107,18 +115,40 @@ _SAMPLER_LETTERS = {
 }  # fmt: skip
 _SAMPLER_NAMES = {"typical_p": "typ_p", "typical": "typ_p", "temp": "temperature"}
 
+_CONSTRAIN = "constrain the text with response_format, json_schema or grammar"
+
+#: Other servers' fields that decide what a text may be, and what to do instead. Ignored, the text
+#: would pass for what was asked for; so they are refused.
+_ELSEWHERE = {
+    "guided_json": _CONSTRAIN,
+    "guided_regex": _CONSTRAIN,
+    "guided_choice": _CONSTRAIN,
+    "guided_grammar": _CONSTRAIN,
+    "structured_outputs": _CONSTRAIN,
+    "lora": "adapters cannot be applied here: name a model that has the adapter merged",
+}
+
 #: Fields that have the same name and meaning in :class:`~edgerun.core.SamplingParams`.
 _SAME = frozenset(ChoicesBody.model_fields) - {
-    "seed", "logit_bias", "n_predict", "grammar", "json_schema",
+    "seed", "logit_bias", "n_predict", "grammar", "json_schema", *_ELSEWHERE,
 }  # fmt: skip
+
+
+def refuse(body: Body, ways: Mapping[str, str]) -> None:
+    """Raise RequestError if ``body`` has one of the fields ``ways``, which maps a field that
+    cannot be had here to the way out; an empty list asks for nothing."""
+    for name, way in ways.items():
+        if getattr(body, name, None) not in (None, []):
+            raise RequestError(f"{name} is not supported: {way}", param=name)
 
 
 def sampling_params(body: SamplingBody, **more: Any) -> SamplingParams:
     """The fields that were given, over the defaults; ``more`` are further ones, None = not given.
 
     Raises:
-        RequestError: a value is out of range; names the field.
+        RequestError: a value is out of range, or cannot be had here; names the field.
     """
+    refuse(body, _ELSEWHERE)
     given = {name: getattr(body, name, None) for name in _SAME}
     given["constraint"] = _constraint(body)
     if body.seed is not None and body.seed >= 0:  # llama.cpp's -1 asks for a fresh one

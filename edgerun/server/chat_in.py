@@ -9,7 +9,7 @@ from edgerun.chat import ChatOptions
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
 from edgerun.server.asked import ChatAsked
-from edgerun.server.bodies import ChoicesBody, StreamOptions, limit, sampling_params
+from edgerun.server.bodies import ChoicesBody, StreamOptions, limit, refuse, sampling_params
 from edgerun.server.legacy_functions import as_tools, with_calls
 
 __all__ = ["ChatBody", "parse", "response_format"]
@@ -40,14 +40,26 @@ class ChatBody(ChoicesBody):
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    modalities: list[str] | None = None
+    web_search_options: dict[str, Any] | None = None
+
+
+#: Of the fields not read here, those are ignored that change no answer (store, metadata,
+#: service_tier, prediction, prompt_cache_key, verbosity, user); these would be missed in it.
+_ELSEWHERE = {
+    "web_search_options": "nothing is searched here: give a tool of your own in tools",
+}
 
 
 def parse(body: ChatBody) -> ChatAsked:
     """What ``body`` asks for.
 
     Raises:
-        RequestError: a value is out of range or contradicts another; names the field.
+        RequestError: a value is out of range, contradicts another or cannot be had here; names
+            the field.
     """
+    refuse(body, _ELSEWHERE)
+    _only_text(body.modalities or ["text"])
     messages: Sequence[Mapping[str, Any]] = body.messages
     tools, choice, parallel = body.tools, body.tool_choice, body.parallel_tool_calls
     if body.functions is not None and tools is None:
@@ -71,6 +83,16 @@ def parse(body: ChatBody) -> ChatAsked:
         stream=bool(body.stream),
         include_usage=stream_options is not None and bool(stream_options.include_usage),
     )
+
+
+def _only_text(modalities: Sequence[str]) -> None:
+    for kind in modalities:
+        if kind != "text":
+            raise RequestError(
+                f'modalities must be ["text"]: answers of kind {printable(repr(kind), 40)} '
+                "cannot be given here",
+                param="modalities",
+            )
 
 
 def _params(body: ChatBody) -> SamplingParams:

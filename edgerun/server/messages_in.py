@@ -14,7 +14,7 @@ from edgerun.chat import ChatOptions
 from edgerun.core import Constraint, SamplingParams
 from edgerun.errors import RequestError, printable
 from edgerun.server.asked import ChatAsked
-from edgerun.server.bodies import Body, SamplingBody, sampling_params
+from edgerun.server.bodies import Body, SamplingBody, refuse, sampling_params
 
 __all__ = ["CountBody", "MessagesBody", "count", "parse", "wants_thinking"]
 
@@ -46,6 +46,14 @@ class MessagesBody(CountBody, SamplingBody):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     output_format: dict[str, Any] | None = None
+    mcp_servers: list[Any] | None = None
+    container: Any = None
+
+
+_ELSEWHERE = {
+    "mcp_servers": "no server is called from here: have your client call it, and send tools",
+    "container": "no code is run here: have your client run it, and send tools",
+}
 
 
 def parse(body: MessagesBody) -> ChatAsked:
@@ -54,6 +62,7 @@ def parse(body: MessagesBody) -> ChatAsked:
     Raises:
         RequestError: something in it is malformed, or cannot be done here; names it.
     """
+    refuse(body, _ELSEWHERE)
     params = sampling_params(
         body,
         max_tokens=body.max_tokens,

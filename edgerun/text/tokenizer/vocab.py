@@ -142,19 +142,9 @@ class Vocab:
         eog = {special[k] for k in ("eos", "eot", "eom") if k in special}
         retype(types, ids, eog, fim)
 
-        def family_default(name: str, i: int | None) -> int | None:
-            # A default is a guess: it must fall in range and on a token that is not plain text.
-            if name in special or i is None or i >= len(tokens):
-                return special.get(name)
-            ok = types[i] in (TokenType.CONTROL, TokenType.UNKNOWN)
-            return i if ok or (not typed and family.name != "bpe") else None
-
-        bos = special.get("cls") if "bos" not in special else None
-        bos = bos if bos is not None else family_default("bos", family.bos)
-        eos = family_default("eos", family.eos)
-        if eos is not None:
+        roles = _roles(family, special, types, typed)
+        if (eos := roles["eos"]) is not None:
             eog.add(eos)
-            types[eos] = TokenType.CONTROL
         templates = r.templates()
         user = np.flatnonzero(np.frombuffer(types, np.uint8) == TokenType.USER_DEFINED).tolist()
         markers = frozenset(i for i in user if is_marker(tokens[i], templates.values()))
@@ -167,10 +157,10 @@ class Vocab:
             ids=ids,
             types=bytes(types),
             scores=scores,
-            bos_id=bos,
+            bos_id=roles["bos"],
             eos_id=eos,
-            unk_id=family_default("unk", family.unk),
-            sep_id=family_default("sep", family.sep),
+            unk_id=roles["unk"],
+            sep_id=roles["sep"],
             eog_ids=frozenset(eog),
             fim=FimTokens(**fim) if {"prefix", "suffix", "middle"} <= fim.keys() else None,
             markers=markers,
@@ -180,6 +170,36 @@ class Vocab:
             space_prefix=r.flag("add_space_prefix", family.space_prefix),
             chat_templates=templates,
         )
+
+
+def _roles(
+    family: Family, special: Mapping[str, int], types: bytearray, typed: bool
+) -> dict[str, int | None]:
+    """The ids of bos, eos, unk and sep: the file's own ``special`` ones, or else the family's.
+
+    Args:
+        types: of all tokens; that of eos becomes CONTROL.
+        typed: the file gave them.
+    """
+
+    def default(name: str, i: int | None) -> int | None:
+        # A default is a guess: it must fall in range and on a token that is not plain text.
+        if name in special or i is None or i >= len(types):
+            return special.get(name)
+        ok = types[i] in (TokenType.CONTROL, TokenType.UNKNOWN)
+        return i if ok or (not typed and family.name != "bpe") else None
+
+    bos = special.get("cls") if "bos" not in special else None
+    bos = bos if bos is not None else default("bos", family.bos)
+    eos = default("eos", family.eos)
+    if eos is not None:
+        types[eos] = TokenType.CONTROL
+    return {
+        "bos": bos,
+        "eos": eos,
+        "unk": default("unk", family.unk),
+        "sep": default("sep", family.sep),
+    }
 
 
 class _Reader:
