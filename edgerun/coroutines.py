@@ -6,14 +6,16 @@ import abc
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from edgerun.chat import ChatOptions
 from edgerun.conversing import split_overrides
 from edgerun.core import Chunk, Completion, SamplingParams, Usage
 from edgerun.delivery import AsyncChunkStream, AsyncMailbox, Item, acollect, off_loop
-from edgerun.embedding import Embedder, Embeddings
 from edgerun.requests import chosen_params
+
+if TYPE_CHECKING:
+    from edgerun.embedding import Embedder, Embeddings
 
 __all__ = ["Begun", "Coroutines", "Message", "Prompt"]
 
@@ -31,7 +33,9 @@ class Begun(NamedTuple):
 class Coroutines(abc.ABC):
     """All of them may be awaited on any event loop; the engine runs on its own thread."""
 
-    _embedder: Embedder
+    @property
+    @abc.abstractmethod
+    def _embedder(self) -> Embedder: ...
 
     @abc.abstractmethod
     def _begin(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from edgerun.backends.base import Program, without_head
-from edgerun.engine import Embedding, Worker
-from edgerun.engine.embedding import POOLINGS, Vectors
+from edgerun.engine import Worker
+from edgerun.engine.embedding import POOLINGS, Embedding, Vectors
 from edgerun.errors import ContextLengthError, GenerationError, RequestError, printable
 from edgerun.loading import LoadedModel
 from edgerun.requests import token_ids

@@ -151,6 +151,8 @@ def printable(text: object, limit: int = 200) -> str:
     """
     s = str(text)
     cut = s[: limit + 1]
+    if cut.isprintable():  # by Python's narrower idea of that; true of nearly all
+        return cut if len(cut) <= limit else cut[:limit] + "…"
     out = "".join(
         c if unicodedata.category(c) not in _UNSAFE else c.encode("unicode_escape").decode("ascii")
         for c in cut[:limit]

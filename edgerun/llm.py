@@ -17,7 +17,6 @@ from edgerun.conversing import Conversation, prepare, split_overrides
 from edgerun.core import Completion, Constraint, SamplingParams, Usage
 from edgerun.coroutines import Begun, Coroutines, Message, Prompt
 from edgerun.delivery import ChunkStream, Item, Mailbox, collect
-from edgerun.embedding import Embedder, Embeddings
 from edgerun.engine import Engine, Limits, Metrics, Worker
 from edgerun.engine.draft_source import whole_drafts
 from edgerun.engine.sampling.constraint import TokenConstraint
@@ -37,6 +36,7 @@ from edgerun.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from edgerun.backends.split import SplitBackend
     from edgerun.calling import Spelling
+    from edgerun.embedding import Embedder, Embeddings
     from edgerun.structured.grammars import Grammars
 
 __all__ = ["LLM"]
@@ -150,18 +150,11 @@ class LLM(Coroutines):
             program = self._speculation.timed(program)
             widths = self._speculation.widths
         engine = Engine(
-            program,
-            kv.n_pages,
-            kv.page_size,
-            limits,
-            copy_page=kv.copy_page,
-            widths=widths,
-            disk=disk,
-            swap=open_swap(self._model),
-        )
+            program, kv.n_pages, kv.page_size, limits, copy_page=kv.copy_page, widths=widths,
+            disk=disk, swap=open_swap(self._model),
+        )  # fmt: skip
         # The worker's thread frees the backend, after its last step: nothing else may.
         self._worker = Worker(engine, close if disk is None else partial(_both, disk.close, close))
-        self._embedder = Embedder(self._model, self._worker)
         self._close = weakref.finalize(self, self._worker.close)
 
     # -- facts --------------------------------------------------------------------------------
@@ -367,6 +360,12 @@ class LLM(Coroutines):
 
                 self._spelling = Spelling(self._model.tokenizer)
             return self._spelling
+
+    @cached_property
+    def _embedder(self) -> Embedder:
+        from edgerun.embedding import Embedder
+
+        return Embedder(self._model, self._worker)
 
     @cached_property
     def _grammars(self) -> Grammars:

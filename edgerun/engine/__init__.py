@@ -1,7 +1,6 @@
 """Sequences, pages, scheduling, sampling and the step loop."""
 
 from edgerun.engine.draft_source import Draft, Drafter, Widths
-from edgerun.engine.embedding import Embedding
 from edgerun.engine.engine import Engine
 from edgerun.engine.metrics import Metrics
 from edgerun.engine.scheduler import Limits
@@ -11,7 +10,6 @@ from edgerun.engine.worker import Worker
 __all__ = [
     "Draft",
     "Drafter",
-    "Embedding",
     "Engine",
     "Limits",
     "Metrics",

@@ -6,6 +6,7 @@ import bisect
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from edgerun.backends.base import Program
 from edgerun.core import FinishReason
@@ -14,7 +15,6 @@ from edgerun.engine.ahead import Ahead, Flight
 from edgerun.engine.budget import StepCost
 from edgerun.engine.disk import DiskTier
 from edgerun.engine.draft_source import Widths, whole_drafts
-from edgerun.engine.embedding import Embedding
 from edgerun.engine.metrics import Counters, Metrics
 from edgerun.engine.pacing import Pacer
 from edgerun.engine.pages import Match, PagePool
@@ -23,6 +23,9 @@ from edgerun.engine.scheduler import Limits, plan
 from edgerun.engine.sequence import Scores, Sequence
 from edgerun.engine.swap import SwapTier
 from edgerun.errors import ContextLengthError, GenerationError
+
+if TYPE_CHECKING:
+    from edgerun.engine.embedding import Embedding
 
 __all__ = ["Engine"]
 

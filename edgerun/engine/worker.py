@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from edgerun.engine.embedding import Embedding
 from edgerun.engine.engine import Engine
 from edgerun.engine.metrics import Metrics
 from edgerun.engine.sequence import Sequence
 from edgerun.errors import ClosedError
+
+if TYPE_CHECKING:
+    from edgerun.engine.embedding import Embedding
 
 __all__ = ["Worker"]
 

@@ -21,7 +21,7 @@ U8 = npt.NDArray[np.uint8]
 I64 = npt.NDArray[np.int64]
 
 _LENGTH = struct.Struct("<Q")
-_WINDOW = 1 << 20
+_WINDOW = 1 << 17  # bytes; its arrays stay in the cache, and are not fresh memory each time
 _VECTOR_MIN = 512  # strings; below that the plain loop is faster
 
 
@@ -103,7 +103,7 @@ def _walk_window(buf: U8, window: U8, base: int, count: int) -> tuple[I64, int] 
         return None
     after = cand + 8 + window[cand]
     breaks = np.flatnonzero(after[:-1] != cand[1:])
-    if len(cand) - len(breaks) < 4 * len(breaks) + 4096:
+    if len(cand) - len(breaks) < 4 * len(breaks) + (len(window) >> 8):
         return None
     parts: list[I64] = []
     pos = 0

@@ -7,7 +7,6 @@ forceescape pprint random striptags urlencode urlize wordwrap xmlattr``.
 
 from __future__ import annotations
 
-import html
 import json
 from collections.abc import Callable, Iterable, Mapping
 from functools import wraps
@@ -195,6 +194,8 @@ def _slice(value: Any, slices: int, fill_with: Any = None) -> list[Any]:
 
 
 def _escape(value: Any) -> str:
+    import html
+
     return html.escape(text_of(value))
 
 

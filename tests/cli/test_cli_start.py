@@ -13,15 +13,16 @@ from helpers.gguf_build import random_model
 #: Of edgerun: what tools, constraints and other devices alone need.
 OWN = """
 edgerun.backends.reference edgerun.backends.split edgerun.bench edgerun.calling edgerun.catalog.hub
-edgerun.catalog.pypi edgerun.catalog.web edgerun.server
+edgerun.catalog.pypi edgerun.catalog.web edgerun.embedding edgerun.engine.embedding edgerun.server
 edgerun.structured.gbnf edgerun.structured.grammars edgerun.structured.schema
 edgerun.structured.vocabulary edgerun.text.answer.formats edgerun.text.answer.grammar
 edgerun.text.answer.syntax edgerun.text.answer.xml_calls edgerun.tui
 """
 #: Of others.
 OTHERS = """
-asyncio difflib email fastapi http.client httpx huggingface_hub jsonschema llguidance numpy.random
-psutil pydantic rich sqlite3 statistics textual tomli tomllib typer urllib.request
+asyncio concurrent.futures difflib email fastapi html http.client httpx huggingface_hub jsonschema
+llguidance numpy.random psutil pydantic rich sqlite3 statistics textual tomli tomllib typer
+urllib.request
 """
 
 SCRIPT = f"""

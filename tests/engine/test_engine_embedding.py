@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgerun.backends.base import Batch
-from edgerun.engine import Embedding, Engine, Limits
-from edgerun.engine.embedding import Vectors
+from edgerun.engine import Engine, Limits
+from edgerun.engine.embedding import Embedding, Vectors
 
 PAGE = 4
 

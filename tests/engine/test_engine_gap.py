@@ -20,8 +20,9 @@ from helpers.fake_program import (
 )
 
 from edgerun.backends.base import F32, Batch
-from edgerun.engine import Embedding, Limits
+from edgerun.engine import Limits
 from edgerun.engine import engine as engine_module
+from edgerun.engine.embedding import Embedding
 
 Cost = Callable[[Batch], float]
 
