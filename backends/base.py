@@ -87,8 +87,7 @@ class RawTensor:
 Taken: TypeAlias = Callable[[RawTensor, int, int], None]
 
 
-@dataclass(frozen=True)
-class Memory:
+class Memory(NamedTuple):
     """Bytes of the memory the backend computes in."""
 
     total: int

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgerun.engine.sampling.gate import Gate
 from edgerun.text.answer.reader import AnswerShape
@@ -16,8 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Choice", "gate_of"]
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """``tool_choice``, checked: whether calls are read, must come, and of which tool alone."""
 
     offered: bool

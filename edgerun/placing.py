@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from edgerun import arch
 from edgerun.arch import Architecture, ModelConfig
@@ -33,8 +32,7 @@ __all__ = ["Fitting", "Placed", "check_layers", "place", "what_fits"]
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """What computes a model, and the room for its context. ``split``: the backend, if the one that
     was opened got help."""
 
@@ -160,8 +158,7 @@ def _host() -> Room:
     return Room(memory.total, memory.free, 0)
 
 
-@dataclass(frozen=True)
-class Fitting:
+class Fitting(NamedTuple):
     """What of a model fits: contexts by KV type, beside its weights in ``room``; and how many of
     its ``n_layers`` layers run on a device, None if there is none."""
 

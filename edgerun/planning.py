@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgerun.amounts import size_text
 from edgerun.errors import OutOfMemoryError, RequestError
@@ -18,8 +18,7 @@ _LEAST = 512
 _SEQUENCES = 4
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(NamedTuple):
     """Memory, in bytes.
 
     Attributes:
@@ -83,8 +82,7 @@ def _count(n: int) -> str:
     return f"{n / 1e9:.2f} billion" if n >= 1e9 else f"{n / 1e6:.3g} million"
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """``n_pages`` pages for sequences of up to ``n_ctx`` tokens; they take ``kv_bytes``."""
 
     n_ctx: int

@@ -9,7 +9,7 @@ weights is worth the same wherever it lies: each is read once a step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgerun.errors import RequestError
 from edgerun.planning import Fit, Plan, Room, fits, plan
@@ -20,8 +20,7 @@ __all__ = ["Parts", "Sizes", "asked_layers", "device_layers", "fits_parts", "pla
 _USUAL = 4096
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Bytes of a model.
 
     Attributes:
@@ -37,8 +36,7 @@ class Sizes:
     last: int
 
 
-@dataclass(frozen=True)
-class Parts:
+class Parts(NamedTuple):
     """What ``n`` of a model's layers on a device leave where.
 
     Attributes:

@@ -32,8 +32,8 @@ def tensors(c: ModelConfig) -> dict[str, TensorSpec]:
     specs = dense_tensors(c, qkv_bias=True, out_bias=True, expert_bias=True)
     for i in range(c.n_layers):
         b = f"blk.{i}."
-        specs[b + "ffn_norm"] = replace(
-            specs[b + "ffn_norm"], name=b + "post_attention_norm.weight"
+        specs[b + "ffn_norm"] = specs[b + "ffn_norm"]._replace(
+            name=b + "post_attention_norm.weight"
         )
     return specs
 

@@ -19,7 +19,7 @@ def tensors(c: ModelConfig) -> dict[str, TensorSpec]:
     for i in range(c.n_layers):
         for name, heads in (("attn_q_norm", c.n_heads), ("attn_k_norm", c.n_kv_heads)):
             key = f"blk.{i}.{name}"
-            specs[key] = replace(specs[key], shape=(heads * c.head_dim,))
+            specs[key] = specs[key]._replace(shape=(heads * c.head_dim,))
     return specs
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgerun.catalog.split import parts
 from edgerun.errors import ModelFileError, printable, why
@@ -45,8 +44,7 @@ _KNOWN = {
 }
 
 
-@dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(NamedTuple):
     """One catalogue entry.
 
     Attributes:

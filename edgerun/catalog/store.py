@@ -14,8 +14,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from edgerun.catalog.sources import Job, Progress, fetch, find_in_place, is_source
 from edgerun.catalog.spec import DEFAULT_MODEL, ModelSpec, check_name, data_dir, load_catalog
@@ -33,8 +33,7 @@ from edgerun.errors import (
 __all__ = ["Entry", "Progress", "Resolved", "list_models", "pull", "remove", "resolve"]
 
 
-@dataclass(frozen=True)
-class Resolved:
+class Resolved(NamedTuple):
     """A model file on this machine; ``spec`` is ``None`` for a plain file."""
 
     path: Path
@@ -42,8 +41,7 @@ class Resolved:
     spec: ModelSpec | None = None
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A line of ``edgerun list``.
 
     ``path`` is the file if it is here, ``stored`` whether edgerun fetched it (else it is used in
@@ -237,7 +235,7 @@ def _fetch_any(spec: ModelSpec, folder: Path, progress: Progress | None) -> Reso
                 if len(files) == 1:
                     _fetch_file(spec, source, file, source, progress)
                 elif not file.is_file():  # a set goes on with the files it lacks
-                    one = replace(spec, file=file.name, sha256=None, size=None, exact_size=False)
+                    one = spec._replace(file=file.name, sha256=None, size=None, exact_size=False)
                     _fetch_file(one, part, file, source, progress)
         except DownloadError:
             if i == len(spec.sources) - 1:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 
 from edgerun.engine.pages import Match, PagePool
 from edgerun.engine.scheduler import Demand
@@ -45,7 +44,7 @@ class Pager:
         if not kept:
             return match
         n_tokens = (at + len(kept)) * self.pool.page_size
-        return replace(match, n_tokens=n_tokens, source=None, kept=kept)
+        return match._replace(n_tokens=n_tokens, source=None, kept=kept)
 
     def demand(self, s: Sequence, match: Match | None, patient: bool, scarce: bool) -> Demand:
         """What ``s`` asks of the next step.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgerun.engine.prefix import Node, PrefixIndex
 from edgerun.errors import OutOfMemoryError
@@ -17,8 +17,7 @@ __all__ = ["MIN_COPY", "Match", "PagePool"]
 MIN_COPY = 3
 
 
-@dataclass(frozen=True)
-class Match:
+class Match(NamedTuple):
     """The cached start of a prompt.
 
     Attributes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["HEAD_START", "Demand", "Limits", "Plan", "plan", "rank"]
 
@@ -47,8 +48,7 @@ class Limits:
             raise ValueError(f"limits below 1 would never let a token through: {self}")
 
 
-@dataclass(frozen=True)
-class Demand:
+class Demand(NamedTuple):
     """One sequence, the foremost first in the list given to :func:`plan`.
 
     Attributes:
@@ -80,8 +80,7 @@ class Demand:
         return -(-(self.n_past + n) // page_size) - self.n_pages + self.writes_shared
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """``take[i]`` tokens of demand i this step; ``preempt`` give up their pages first."""
 
     take: tuple[int, ...]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from edgerun.backends.swap import SwapSpace
 from edgerun.engine.budget import median
@@ -44,8 +44,7 @@ def worth_moving(copies: int, copy: float, compute: float | None) -> bool:
     return compute is None or copies * copy < compute
 
 
-@dataclass(frozen=True)
-class _Saved:
+class _Saved(NamedTuple):
     """A full page's content in a slot: ``tokens`` behind the page with digest ``parent``."""
 
     parent: bytes

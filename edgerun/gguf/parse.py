@@ -11,8 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 import struct
-from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -65,8 +64,7 @@ _NOT_GGUF: tuple[tuple[bytes, str], ...] = (
 )
 
 
-@dataclass(frozen=True)
-class TensorInfo:
+class TensorInfo(NamedTuple):
     """Where a tensor lies.
 
     Attributes:
@@ -99,8 +97,7 @@ class TensorInfo:
         return math.prod(self.shape[:-1])
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """What :func:`parse` read. ``values`` may hold undecoded string arrays."""
 
     version: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,7 @@ __all__ = ["Gate", "ReasoningGate"]
 _WHITE = b" \t\r\n"
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(NamedTuple):
     """Where reasoning starts and ends.
 
     Attributes:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgerun.text.answer.syntax import Syntax
 
@@ -17,8 +16,7 @@ _MOST = 16
 _PART = re.compile(r"(%[NnAIS])")
 
 
-@dataclass(frozen=True)
-class Speller:
+class Speller(NamedTuple):
     """How texts are spelled for one model's tokens.
 
     Attributes:

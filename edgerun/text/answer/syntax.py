@@ -6,13 +6,12 @@ Parts of a call are text but ``%N``, the function's name, and ``%A``, its argume
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = ["SYNTAXES", "Syntax", "Xml", "syntax_of"]
 
 
-@dataclass(frozen=True)
-class Xml:
+class Xml(NamedTuple):
     """Around a parameter: before its name, between name and value, after the value."""
 
     open: str
@@ -21,8 +20,7 @@ class Xml:
     typed: bool = False  # ``mid`` holds %S: whether the value is a string
 
 
-@dataclass(frozen=True)
-class Syntax:
+class Syntax(NamedTuple):
     """One format.
 
     Attributes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from edgerun.text.answer.call_format import MAX_NAME, CallFormat, call_after_call
 from edgerun.text.answer.json_text import json_value
@@ -16,8 +16,7 @@ from edgerun.text.answer.tools import Tools, as_json
 __all__ = ["Tags", "XmlCalls"]
 
 
-@dataclass(frozen=True)
-class Tags:
+class Tags(NamedTuple):
     """The markup of one such format.
 
     Attributes:

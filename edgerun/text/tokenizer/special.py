@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = [
     "EOG_TEXTS",
@@ -36,8 +36,7 @@ class TokenType(enum.IntEnum):
     BYTE = 6
 
 
-@dataclass(frozen=True)
-class FimTokens:
+class FimTokens(NamedTuple):
     """Token ids for fill-in-the-middle; the last three exist in some vocabularies only."""
 
     prefix: int

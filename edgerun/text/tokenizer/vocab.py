@@ -9,8 +9,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +20,7 @@ from edgerun.text.tokenizer.special import FIM_TEXTS, FimTokens, TokenType, is_m
 __all__ = ["FAMILIES", "Family", "Vocab"]
 
 
-@dataclass(frozen=True)
-class Family:
+class Family(NamedTuple):
     """What a tokenizer model implies when the file does not say otherwise."""
 
     name: str
@@ -61,8 +59,7 @@ _FIM_KEYS = {
 }
 
 
-@dataclass(frozen=True)
-class Vocab:
+class Vocab(NamedTuple):
     """Tokens and their roles. Built by :meth:`from_metadata`, which does all checking.
 
     Attributes:
@@ -131,7 +128,7 @@ class Vocab:
         r = _Reader(metadata)
         model, family = r.model()
         if defaults:
-            family = Family(**{**vars(family), **defaults})
+            family = family._replace(**defaults)
         tokens = r.tokens(n_embd_rows)
         ids = dict(zip(tokens, range(len(tokens)), strict=True))
         types, typed = r.types(tokens)
