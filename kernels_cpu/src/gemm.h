@@ -18,7 +18,7 @@ struct Ahead {
   const float *out, *add;  // null: no results yet, nothing that they are added to
   int64_t ldo, ld_add;
   bool both;               // two lines of results a column
-  bool begun, begin;       // this column tile's first products are under way; the next one's are to be, at its end
+  bool begun, more;        // column tiles of the same slice before and behind this one
   template <int BYTES>
   void columns(int b) const {
     for (int i = 0; i < BLOCK_C * BYTES; i += 64) __builtin_prefetch(act + b * BLOCK_C * REC + i, 0, 3);
@@ -52,7 +52,6 @@ namespace q8 {
 
 #if !defined(__AMX_INT8__)
 struct Multiplier { explicit Multiplier(bool) {} };
-ER_INL bool begins_early(bool, int) { return false; }
 
 // A column tile. fo: [C][2][R], read unless `first`.
 template <class Q>
@@ -152,7 +151,6 @@ static void two_tiles(const Gemm& g, const Pair& w, const uint8_t* act, int K, i
     if (any) g.seconds(slice, seconds, act, k0 / 32, blocks, sums.second, uint32_t(M));
     // The next two tiles, one after the other, fetched while these two are at work.
     const int share = int((2 * bytes / size_t(blocks) / size_t(nt) + 63) / 64), have = int(2 * bytes / size_t(blocks) + 63) / 64;
-    const bool early = begins_early(g.halves, blocks);
     const uint8_t* a = act + size_t(k0 / 32) * size_t(BLOCK_C * REC);
     const uint8_t* const a_next = k0 + kn < K ? a + blocks * BLOCK_C * REC : act;
     for (int i = 0; i < nt; i++, a += act_tile) {
@@ -160,7 +158,7 @@ static void two_tiles(const Gemm& g, const Pair& w, const uint8_t* act, int K, i
       const Ahead ahead = {i + 1 < nt ? a + act_tile : a_next, fetched < g.tile ? w.next_first + fetched : w.next_second + (fetched - g.tile),
                            i * share < have ? share : 0, k0 + kn == K ? results.out + i * BLOCK_C * results.ldo : nullptr,
                            results.add ? results.add + i * BLOCK_C * results.ld_add : nullptr, results.ldo, results.ld_add,
-                           results.both && !results.glu, early && i > 0, early && i + 1 < nt};
+                           results.both && !results.glu, i > 0, i + 1 < nt};
       g.block(slice, a, blocks, sums.first + i * BLOCK_C * 2 * R, k0 == 0, ahead, M - i * BLOCK_C);
       if (k0 + kn == K) finish_columns(results, sums, i * BLOCK_C, i + 1 < nt ? (i + 1) * BLOCK_C : M);
     }

@@ -86,56 +86,59 @@ ER_INL void add_sums(vf (&f)[C], const int32_t (*sums)[16][R], const uint8_t* w,
 
 // Blocks that go together: their sums share L1 with the slice.
 template <int HALVES> constexpr int phase_blocks() { return HALVES ? 6 : 12; }
-// Whether the next column tile's first products begin before this one's last sums are added: they take some 150 cycles to come.
-ER_INL bool begins_early(bool halves, int blocks) { return !halves && blocks > 1 && blocks <= phase_blocks<0>(); }
+
+// A phase of n blocks, and the products it starts with: of a block's halves, or of two blocks. They take some 150 cycles to come, so
+// the phase before begins them while it still has sums to add.
+struct Phase { const uint8_t *w, *a; int n; };
+template <class Q>
+ER_INL void begin(const Phase& p) {
+  multiply<0>(p.w, p.a, nullptr, nullptr);
+  if constexpr (Q::HALVES) multiply<1>(p.w + 8 * VB, p.a + 16, nullptr, nullptr);
+  else if (p.n > 1) multiply<1>(p.w + slice_record<0>(), p.a + BLOCK_C * REC, nullptr, nullptr);
+}
 
 // n blocks of the first C columns of a column tile, the slice's from b0 on. f: [BLOCK_C][2][R], read unless `first`.
 // After a tile instruction multiply-adds run at half their rate for some 150 cycles. So the first tile's run beside the products, two
 // products behind, and the second's sums wait in memory for the time after.
 template <class Q, int C>
-ER_INL void phase(const uint8_t* slice, const uint8_t* act, int b0, int n, float* fo, bool first, const Ahead& ahead) {
+ER_INL void phase(const Phase& now, const Phase& next, int b0, float* fo, bool first, const Ahead& ahead) {
   enum { PARTS = Q::HALVES + 1, RECORD = slice_record<Q::HALVES>(), COLUMN = Q::MIN && Q::HALVES ? int(REC) : 40 };
   alignas(64) int32_t zero[2][16][R], one[phase_blocks<Q::HALVES>() * PARTS][16][R];
-  const uint8_t *const w0 = slice + b0 * RECORD, *const a0 = act + b0 * BLOCK_C * REC;
+  const uint8_t *const w0 = now.w, *const a0 = now.a;
+  const int n = now.n;
   vf f[C];
   ER_EACH f[c] = first ? zero_f() : ldf(fo + c * 2 * R);
-  const auto products = [&](int b, auto part, bool store) __attribute__((always_inline)) {
+  const auto products = [&](int b, auto part) __attribute__((always_inline)) {
     enum { P = decltype(part)::v };
     const uint8_t *w = w0 + b * RECORD, *a = a0 + b * BLOCK_C * REC;
-    if constexpr (Q::HALVES) multiply<P>(w + P * 8 * VB, a + P * 16, store ? zero[P] : nullptr, store ? one[2 * b - 2 + P] : nullptr);
-    else multiply<P>(w, a, store ? zero[P] : nullptr, store ? one[b - 2] : nullptr);
+    if constexpr (Q::HALVES) multiply<P>(w + P * 8 * VB, a + P * 16, zero[P], one[2 * b - 2 + P]);
+    else multiply<P>(w, a, zero[P], one[b - 2]);
   };
   const auto add = [&](int b, int tile, const int32_t (*sums)[16][R]) __attribute__((always_inline)) {
     add_sums<Q, C>(f, sums, w0 + b * RECORD + (16 + tile) * VB, Tiled<BLOCK_C>{a0 + b * BLOCK_C * REC});
     if (!tile) ahead.weights(b0 + b);
   };
   if constexpr (Q::HALVES) {
-    products(0, Int<0>{}, false);
-    products(0, Int<1>{}, false);
 #pragma GCC unroll 1
     for (int b = 1; b < n; b++) {
-      products(b, Int<0>{}, true);
-      products(b, Int<1>{}, true);
+      products(b, Int<0>{});
+      products(b, Int<1>{});
       add(b - 1, 0, zero);
     }
     store_sums<0>(zero[0], one[2 * n - 2]);
     store_sums<1>(zero[1], one[2 * n - 1]);
     add(n - 1, 0, zero);
   } else {
-    if (!ahead.begun) {
-      products(0, Int<0>{}, false);
-      if (n > 1) products(1, Int<1>{}, false);
-    }
     int b = 2;
 #pragma GCC unroll 1
     for (; b + 1 < n; b += 2) {
-      products(b, Int<0>{}, true);
+      products(b, Int<0>{});
       add(b - 2, 0, zero);
-      products(b + 1, Int<1>{}, true);
+      products(b + 1, Int<1>{});
       add(b - 1, 0, zero + 1);
     }
     if (b < n) {
-      products(b, Int<0>{}, true);
+      products(b, Int<0>{});
       add(b - 2, 0, zero);
     }
     if (n % 2) {
@@ -159,24 +162,27 @@ ER_INL void phase(const uint8_t* slice, const uint8_t* act, int b0, int n, float
   };
 #pragma GCC unroll 1
   for (int b = 0; b < n - 1; b++) add_second_tile(b);
-  if constexpr (!Q::HALVES)
-    if (ahead.begin) {
-      multiply<0>(w0, ahead.act, nullptr, nullptr);
-      multiply<1>(w0 + RECORD, ahead.act + BLOCK_C * REC, nullptr, nullptr);
-    }
+  if (next.w) begin<Q>(next);
   add_second_tile(n - 1);
   ER_EACH stf(fo + (c * 2 + 1) * R, f[c]);
 }
 
-// The first C columns of a column tile.
+// The first C columns of a column tile. Its first phase has begun unless it is the slice's first.
 template <class Q, int C>
 static void block_of(const uint8_t* slice, const uint8_t* act, int nb, float* fo, bool first, const Ahead& ahead) {
   enum { PHASE = phase_blocks<Q::HALVES>() };
   const int phases = (nb + PHASE - 1) / PHASE;
-  for (int i = 0, b = 0; i < phases; i++, first = false) {
-    const int n = (nb - b + phases - i - 1) / (phases - i);
-    phase<Q, C>(slice, act, b, n, fo, first, ahead);
-    b += n;
+  Phase now = {slice, act, (nb + phases - 1) / phases};
+  const Phase other = {ahead.more ? slice : nullptr, ahead.act, now.n};
+  if (!ahead.begun) begin<Q>(now);
+  for (int i = 1, b = 0; i <= phases; i++, first = false) {
+    const int behind = b + now.n;
+    Phase next = other;
+    if (i < phases)
+      next = {slice + behind * slice_record<Q::HALVES>(), act + behind * BLOCK_C * REC, (nb - behind + phases - i - 1) / (phases - i)};
+    phase<Q, C>(now, next, b, fo, first, ahead);
+    now = next;
+    b = behind;
   }
 }
 template <class Q>
