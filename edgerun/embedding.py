@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,6 +88,10 @@ class Embedder:
             )
         chosen = choose_pooling(pooling, model.facts)
         check_dimensions(dimensions, model.config.n_embd)
+        if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, (str, Iterable)):
+            raise RequestError(
+                f"expected a text or a list of them, not {type(texts).__name__}", param="input"
+            )
         several = [texts] if isinstance(texts, str) else texts
         n_vocab = model.tokenizer.n_vocab
         given = [t if isinstance(t, str) else token_ids(t, n_vocab, "input") for t in several]
