@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgerun.catalog.sources import Job, Progress, fetch, find_in_place, is_source
 from edgerun.catalog.spec import DEFAULT_MODEL, ModelSpec, check_name, data_dir, load_catalog
@@ -94,7 +95,7 @@ def resolve(
     return _pull(spec, progress)
 
 
-def _text(name_or_path: str | os.PathLike[str]) -> str:
+def _text(name_or_path: Any) -> str:
     text = os.fspath(name_or_path) if isinstance(name_or_path, (str, os.PathLike)) else None
     if not isinstance(text, str):
         kind = type(name_or_path).__name__
