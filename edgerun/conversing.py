@@ -36,6 +36,10 @@ def split_overrides(
 ) -> tuple[ChatOptions, dict[str, Any]]:
     """``options`` or the defaults, with the fields in ``overrides`` replaced; the rest of
     ``overrides``, which are sampling parameters."""
+    if options is not None and not isinstance(options, ChatOptions):
+        raise RequestError(
+            f"options must be ChatOptions, not {type(options).__name__}", param="options"
+        )
     ours = {k: v for k, v in overrides.items() if k in _OPTIONS}
     rest = {k: v for k, v in overrides.items() if k not in _OPTIONS}
     if options is None:

@@ -23,6 +23,7 @@ from edgerun.core import (
     Usage,
 )
 from edgerun.engine.sampling import Sampled
+from edgerun.engine.worker import check_process
 from edgerun.errors import ClosedError
 from edgerun.text.answer.pieces import Piece
 from edgerun.text.answer.reader import AnswerReader
@@ -172,12 +173,14 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        self._process = os.getpid()
 
     def put(self, item: Item) -> None:
         self._items.put(item)
 
     def get(self) -> Chunk:
         """The next chunk; raises what ended the request instead of its last chunk."""
+        check_process(self._process)
         while True:
             with contextlib.suppress(queue.Empty):
                 return _open(self._items.get(timeout=_POLL))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,7 +88,7 @@ class Embedder:
             )
         chosen = choose_pooling(pooling, model.facts)
         check_dimensions(dimensions, model.config.n_embd)
-        several = [texts] if isinstance(texts, str) else texts
+        several = _several(texts)
         n_vocab = model.tokenizer.n_vocab
         given = [t if isinstance(t, str) else token_ids(t, n_vocab, "input") for t in several]
         if not given:
@@ -106,6 +106,16 @@ class Embedder:
             forward = without_head(model.forward)
             self._made = model.backend.prepare(forward, model.kv, model.n_ctx)
         return self._made
+
+
+def _several(texts: Any) -> Iterable[Any]:
+    if isinstance(texts, str):
+        return [texts]
+    if isinstance(texts, (bytes, bytearray)) or not isinstance(texts, Iterable):
+        raise RequestError(
+            f"expected a text or a list of them, not {type(texts).__name__}", param="input"
+        )
+    return texts
 
 
 def choose_pooling(asked: str | None, facts: Mapping[str, Any]) -> str:

@@ -17,7 +17,8 @@
     │   ├── TemplateError         the chat template refused the messages, or is broken
     │   └── ContextLengthError    more tokens than the context holds
     ├── GenerationError           the model produced something unusable, e.g. NaN logits
-    └── ClosedError               the LLM was closed while, or before, the call ran
+    └── ClosedError               the LLM was closed while, or before, the call ran, or another
+                                  process loaded it, from which this one was forked
 
 Each message names the thing, the value found, and the way out, in one line. Text that came
 from a file or a model goes through :func:`printable`, so no control byte reaches a terminal.

@@ -26,7 +26,7 @@ from edgerun.kv_disk import open_disk, parse_limit
 from edgerun.kv_swap import open_swap
 from edgerun.loading import LoadedModel, find, load, open_model
 from edgerun.placing import check_layers
-from edgerun.requests import check_count, check_seconds, chosen_params, sequences, token_ids
+from edgerun.requests import a_text, check_count, check_seconds, chosen_params, sequences, token_ids
 from edgerun.shifting import fitted
 from edgerun.speculating import check_choice, open_speculation
 from edgerun.text.template import ChatTemplate
@@ -44,7 +44,8 @@ __all__ = ["LLM"]
 
 class LLM(Coroutines):
     """A model, ready to generate. Safe to use from any number of threads; their requests run as
-    one batch.
+    one batch. A process forked from the one that loaded it has none of its threads: calls there
+    raise :class:`~edgerun.errors.ClosedError`.
 
     ::
 
@@ -191,7 +192,7 @@ class LLM(Coroutines):
 
     def tokenize(self, text: str, *, add_bos: bool = True, special: bool = False) -> list[int]:
         """Token ids of ``text``. ``special`` parses control tokens: only for trusted text."""
-        return self._model.tokenizer.encode(text, add_bos=add_bos, parse_special=special)
+        return self._model.tokenizer.encode(a_text(text), add_bos=add_bos, parse_special=special)
 
     def detokenize(self, ids: Sequence[int], *, special: bool = False) -> str:
         """The text of ``ids``; control tokens are left out unless ``special``."""

@@ -19,7 +19,7 @@ from edgerun.engine.sampling.constraint import TokenConstraint
 from edgerun.errors import ContextLengthError, RequestError, printable
 from edgerun.text.tokenizer import Tokenizer
 
-__all__ = ["check_count", "check_seconds", "chosen_params", "sequences", "token_ids"]
+__all__ = ["a_text", "check_count", "check_seconds", "chosen_params", "sequences", "token_ids"]
 
 _ENDLESS = 2**63
 
@@ -39,12 +39,23 @@ def check_seconds(name: str, value: float) -> None:
         raise RequestError(f"{name} must be a number of seconds above 0, not {value!r}", param=name)
 
 
+def a_text(value: str) -> str:
+    """``value``; raises RequestError unless it is text."""
+    if not isinstance(value, str):
+        raise RequestError(f"expected text, not {type(value).__name__}", param="text")
+    return value
+
+
 def chosen_params(params: SamplingParams | None, overrides: Mapping[str, Any]) -> SamplingParams:
     """``params`` or the defaults, with the fields in ``overrides`` replaced.
 
     Raises:
-        RequestError: there is no such field, or a value is out of range.
+        RequestError: there is no such field, a value is out of range, or ``params`` is none.
     """
+    if params is not None and not isinstance(params, SamplingParams):
+        raise RequestError(
+            f"params must be SamplingParams, not {type(params).__name__}", param="params"
+        )
     known = {f.name for f in dataclasses.fields(SamplingParams)}
     for name in overrides:
         if name not in known:

@@ -6,7 +6,7 @@ import io
 import json
 import math
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,36 @@ def test_bad_prompts_are_refused(llm: LLM, prompt: Any) -> None:
     assert e.value.param == "prompt"
     with pytest.raises(RequestError):
         llm.detokenize(prompt)
+
+
+@pytest.mark.parametrize(
+    ("call", "param"),
+    [
+        (lambda m: m.generate("x", 5), "params"),
+        (lambda m: m.generate("x", {"max_tokens": 1}, n=1), "params"),
+        (lambda m: m.chat([{"role": "user", "content": "x"}], options=5), "options"),
+        (lambda m: m.embed(7), "input"),
+        (lambda m: m.embed(None), "input"),
+        (lambda m: m.embed(b"x"), "input"),
+        (lambda m: m.tokenize(b"x"), "text"),
+        (lambda m: m.tokenize(None), "text"),
+    ],
+)
+def test_values_of_another_type_are_named(
+    llm: LLM, call: Callable[[LLM], object], param: str
+) -> None:
+    with pytest.raises(RequestError) as e:
+        call(llm)
+    assert e.value.param == param
+
+
+@pytest.mark.parametrize("model", [5, b"x", [], True])
+def test_a_model_is_a_name_or_a_path(path: Path, model: Any) -> None:
+    with pytest.raises(RequestError, match="name or a path") as e:
+        LLM(model)
+    assert e.value.param == "model"
+    with pytest.raises(RequestError, match="name or a path"):
+        LLM(path, draft=model)
 
 
 def test_numpy_ids_are_ids(llm: LLM) -> None:

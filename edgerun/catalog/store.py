@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from edgerun.catalog.sources import Job, Progress, fetch, find_in_place, is_source
 from edgerun.catalog.spec import DEFAULT_MODEL, ModelSpec, check_name, data_dir, load_catalog
@@ -26,6 +26,7 @@ from edgerun.errors import (
     ModelFileError,
     ModelNotFoundError,
     NotPulledError,
+    RequestError,
     printable,
     why,
 )
@@ -72,8 +73,9 @@ def resolve(
         NotPulledError: a known model that is not here, and ``pull`` is false.
         ModelFileError: a folder, or a malformed catalogue.
         DownloadError, ChecksumError: the pull failed.
+        RequestError: ``name_or_path`` is neither.
     """
-    text = DEFAULT_MODEL if name_or_path is None else os.fspath(name_or_path)
+    text = DEFAULT_MODEL if name_or_path is None else _text(name_or_path)
     if not is_source(text):
         path = Path(text).expanduser()
         try:
@@ -88,6 +90,14 @@ def resolve(
     if not pull:
         raise NotPulledError(f"{spec.name} is not on this machine: edgerun pull {spec.name}")
     return _pull(spec, progress)
+
+
+def _text(name_or_path: Any) -> str:
+    text = os.fspath(name_or_path) if isinstance(name_or_path, (str, os.PathLike)) else None
+    if not isinstance(text, str):
+        kind = type(name_or_path).__name__
+        raise RequestError(f"a model is a name or a path, not a value of {kind}", param="model")
+    return text
 
 
 def pull(name: str, *, progress: Progress | None = None) -> Resolved:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -15,9 +16,19 @@ from edgerun.errors import ClosedError
 if TYPE_CHECKING:
     from edgerun.engine.embedding import Embedding
 
-__all__ = ["Worker"]
+__all__ = ["Worker", "check_process"]
 
 log = logging.getLogger(__name__)
+
+
+def check_process(process: int) -> None:
+    """Raise ClosedError in a process forked from ``process``: it has none of its threads, and would
+    wait for them for ever."""
+    if os.getpid() != process:
+        raise ClosedError(
+            f"this model was loaded in process {process}, from which this one was forked without "
+            "its threads: load it here, or start processes with multiprocessing's spawn"
+        )
 
 
 class Worker:
@@ -33,6 +44,7 @@ class Worker:
         self._embeddings: list[Embedding] = []
         self._wake = threading.Condition()
         self._closed = False
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._loop, name="edgerun-engine", daemon=True)
         self._thread.start()
 
@@ -40,8 +52,9 @@ class Worker:
         """Queue sequences; they arrive together.
 
         Raises:
-            ClosedError: the worker was closed.
+            ClosedError: the worker was closed, or is another process's.
         """
+        check_process(self._process)
         with self._wake:
             if self._closed:
                 raise ClosedError("this model is closed")
@@ -52,8 +65,9 @@ class Worker:
         """Queue texts to be embedded.
 
         Raises:
-            ClosedError: the worker was closed.
+            ClosedError: the worker was closed, or is another process's.
         """
+        check_process(self._process)
         with self._wake:
             if self._closed:
                 raise ClosedError("this model is closed")
@@ -77,8 +91,11 @@ class Worker:
         """Fail what is running with ClosedError, stop the thread and wait for it.
 
         On the engine's own thread (a finalizer may run there) it cannot wait: the thread stops,
-        and calls ``at_end``, when its step is over.
+        and calls ``at_end``, when its step is over. In a process forked from the thread's there is
+        nothing to end, and nobody lets go of the lock.
         """
+        if os.getpid() != self._process:
+            return
         with self._wake:
             self._closed = True
             self._wake.notify()

@@ -69,7 +69,9 @@ class Limits:
                 refused = 408, "the body did not arrive in time"
             else:
                 if got is None:
-                    return  # the client has gone
+                    facts = scope.setdefault("state", {}).setdefault("facts", {})
+                    facts |= {"status": 499, "error": "the connection ended before the body did"}
+                    return
                 body = got
                 if len(body) > most:
                     refused = 413, f"the body is larger than {most} bytes, the server's --max-body"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import time
 from typing import Any, cast
 
@@ -132,6 +133,26 @@ def test_swapped_pages_are_told() -> None:
     for line in ('out_total{model="gpu"} 5.0', 'in_total{model="gpu"} 3.0',
                  'out_total{model="cpu"} 0.0'):  # fmt: skip
         assert f"\nedgerun_pages_swapped_{line}\n" in text
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b'Content-Length: 100\r\n\r\n{"a"', b"Transfer-Encoding: chunked\r\n\r\n4\r\n{", b""],
+)
+def test_a_body_cut_short_is_no_error_of_the_server(
+    server: Endpoint, caplog: pytest.LogCaptureFixture, sent: bytes
+) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    ends = time.monotonic() + 10
+    with caplog.at_level(logging.INFO, logger="edgerun.server.requests"):
+        with socket.create_connection((host, int(port)), timeout=10) as s:
+            s.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n")
+            s.sendall(sent or b"Transfer-Encoding: chunked\r\n\r\nno length\r\n")
+        while not caplog.records and time.monotonic() < ends:
+            time.sleep(0.01)
+    (fields,) = (r.fields for r in caplog.records if hasattr(r, "fields"))
+    assert (fields["status"], fields["route"]) == (499, "/v1/completions")
+    assert "before the body" in fields["error"]
 
 
 def test_one_line_a_request(server: Endpoint, caplog: pytest.LogCaptureFixture) -> None:
